@@ -35,7 +35,7 @@ pub(crate) const MAX_HEADERS: usize = 16 << 10;
 pub(crate) enum Evict {
     /// Those that have had no request.
     Unused,
-    /// Those whose request is not being answered at the moment.
+    /// Those without a request that is being answered.
     Idle,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct ConnectionSlot {
     state: Arc<ConnectionState>,
 }
 
-/// What a connection has had so far.
+/// The requests of a connection so far, and whether it is evicted.
 #[derive(Default)]
 pub(crate) struct ConnectionState {
     asked: AtomicBool,
@@ -84,7 +84,7 @@ impl Drop for Answering {
 }
 
 impl ConnectionState {
-    /// A request has arrived, and is being answered until this is dropped.
+    /// Records that a request has arrived. It counts as being answered until the result is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> Answering {
         self.asked.store(true, Ordering::Relaxed);
         self.busy.fetch_add(1, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl ConnectionSlot {
         &self.state
     }
 
-    /// Serves the connection until it ends or has to give its place away.
+    /// Serves the connection until it ends or is evicted.
     pub(crate) async fn hold(self, serving: impl Future<Output = ()>) {
         self.state.evicted.run_until_cancelled(serving).await;
     }

@@ -41,7 +41,8 @@ use crate::{
 
 /// Kubernetes' probes time out after 1 s by default, so the answer must come earlier.
 const API_CHECK: Duration = Duration::from_millis(800);
-/// Anybody in the pod network may ask for readiness.
+/// Minimum time between two checks of the API server, because every client in the pod network can
+/// request `/readyz`.
 const API_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of connections. Prometheus, the kubelet and people have a few.
 const MAX_CONNECTIONS: usize = 512;
@@ -51,7 +52,8 @@ const MAX_OF_PEER: usize = 64;
 /// How long a connection may be idle between requests. Prometheus opens a new connection if it
 /// scrapes less often.
 const IDLE: Duration = Duration::from_secs(15);
-/// After this a connection is closed, whether its client reads or not.
+/// After this time a connection is shut down gracefully. A client that does not read delays its end
+/// by two minutes at most (`IDLE_TIMEOUT`).
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Timeout for receiving and answering a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,7 +73,7 @@ pub struct Health {
     pub log_level: LogLevel,
 }
 
-/// Asks the API server whether it answers, at most once a second however often it is asked.
+/// Checks whether the API server answers, with at most one request a second.
 pub struct ApiCheck {
     api: ApiClient,
     /// The last answer. The lock is held while archaware asks the API server, so that it sends only
@@ -112,7 +114,8 @@ impl ApiCheck {
     }
 }
 
-/// Longer than a filter that names every module of archaware and kube.
+/// Maximum bytes of a log filter. A filter that names every module of archaware and kube is
+/// shorter.
 const MAX_LEVEL: usize = 1024;
 
 /// Binds a listener. `[::]` falls back to `0.0.0.0` on machines without IPv6.

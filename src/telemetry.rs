@@ -1,4 +1,4 @@
-//! Logging to stderr: text on a terminal, JSON otherwise.
+//! Logging to stderr, as text or JSON.
 
 use std::{
     fmt,
@@ -89,8 +89,7 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
 }
 
 /// Initialises logging. `level` is a level for archaware itself or a filter for everything.
-/// `recorder` gets its events
-/// whatever the level.
+/// `recorder` gets the events of its target, whatever the level.
 ///
 /// # Errors
 ///
@@ -132,7 +131,6 @@ pub struct Recorder {
     events: Arc<Mutex<Vec<RecordedEvent>>>,
 }
 
-/// A recorded event.
 #[derive(Clone, Debug)]
 pub struct RecordedEvent {
     /// Time since the recorder was made.

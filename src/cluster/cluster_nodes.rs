@@ -14,7 +14,7 @@ use super::objects::{ImageKey, Node};
 #[derive(Clone)]
 pub struct ClusterNodes {
     inventory: watch::Sender<Inventory>,
-    /// Which of them hold images, by these images.
+    /// Cache of [`Self::holding`], by the keys of the images.
     holding: Arc<Mutex<HashMap<Box<[ImageKey]>, holding::Answer>>>,
 }
 

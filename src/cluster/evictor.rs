@@ -17,8 +17,8 @@ use super::{
     objects::Pod,
 };
 
-/// Evictions of this time may happen at once: the webhook and the scheduler have to cope with the
-/// new pods.
+/// The evictions that the rate allows in this time may happen at once, but not more, because the
+/// webhook and the scheduler have to handle all new pods.
 const BURST: Duration = Duration::from_secs(10);
 
 /// Why a pod is evicted.
@@ -29,8 +29,8 @@ pub(crate) enum EvictionReason {
     NoAffinity,
     /// It cannot run on its node (`misplaced: evict`).
     WrongArchitecture,
-    /// It has tolerations of archaware, and Kubernetes lets no toleration of a pod be removed
-    /// (`clean --recreate-pods`).
+    /// It has tolerations of archaware, and Kubernetes does not allow tolerations to be removed
+    /// from a pod (`clean --recreate-pods`).
     Clean,
 }
 
@@ -105,17 +105,17 @@ impl Evictor {
     pub(crate) async fn turn(&self) {
         tokio::time::sleep(self.rate.take()).await;
         let mut until = self.until.clone();
-        // Without a sender, the value is the last one.
+        // An error means that the sender was dropped. `evict` checks the Lease again.
         drop(until.wait_for(|until| is_held(*until)).await);
     }
 
-    /// Whether the rate allows another eviction now; it counts as one then.
+    /// Whether the rate allows another eviction now. If so, this call counts as an eviction.
     pub(crate) fn may_evict_now(&self) -> bool {
         self.rate.take_now()
     }
 
-    /// Evicts a pod now. The request may be repeated for a while: its end is awaited only as long
-    /// as the Lease is held.
+    /// Evicts a pod now. The request may be repeated after `Retry-After`, but not after this
+    /// process has lost the Lease.
     pub(crate) async fn evict(&self, pod: &Pod, reason: EvictionReason) -> EvictionResult {
         let mut until = self.until.clone();
         if !is_held(*until.borrow_and_update()) {
@@ -154,8 +154,8 @@ impl Evictor {
     }
 }
 
-/// At most this many turns in a minute, and those of [`BURST`] at once (the generic cell rate
-/// algorithm).
+/// A limit for turns: one in each interval on average, and those of [`BURST`] at once (the generic
+/// cell rate algorithm).
 struct Rate {
     interval: Duration,
     /// When the next turn would be if all turns had the same distance.
@@ -180,7 +180,7 @@ impl Rate {
     fn take(&self) -> Duration {
         let (mut next, now) = (self.next.lock(), Instant::now());
         *next = (*next).max(now) + self.interval;
-        // The last turn of a burst is one interval before its end.
+        // A turn needs no wait while `next` is at most one burst ahead.
         next.saturating_duration_since(now)
             .saturating_sub(self.burst())
     }

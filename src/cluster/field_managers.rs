@@ -26,16 +26,16 @@ pub struct FieldManagers {
 pub struct Recorded {
     /// The time of its last write.
     pub time: Option<Time>,
-    /// Whether it was archaware's controller. What the webhook adds belongs to the manager whose
-    /// request it was.
+    /// Whether the manager is archaware's controller. Additions of the webhook belong to the
+    /// manager that sent the request.
     pub is_by_controller: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FieldManager {
     name: String,
-    /// Whether it uses server-side apply. Such a field cannot be changed without a conflict at its
-    /// next apply.
+    /// Whether it uses server-side apply. If archaware changes the field, the next apply of this
+    /// manager ends with a conflict.
     applies: bool,
     time: Option<Time>,
 }
@@ -53,8 +53,8 @@ impl FieldManagers {
         self.recorded.as_ref()
     }
 
-    /// The manager that set the field last, for messages: quoted, or `another tool`. Who only
-    /// removes a field does not manage it.
+    /// The manager that set the field last, in quotes, for messages. `another tool` if there is no
+    /// manager: a tool that only removes the field does not become its manager.
     pub fn last_writer(&self) -> String {
         let last = self.others.iter().max_by_key(|manager| &manager.time);
         last.map_or("another tool".to_owned(), |manager| {

@@ -89,11 +89,12 @@ pub fn known_kind(kind: &str) -> Option<ApiResource> {
         .map(KnownKind::resource)
 }
 
-/// The kind that people call so: `deploy`, `Deployment`, `rollout`, `rollouts.argoproj.io`.
+/// Finds a kind by a name that people type: `deploy`, `Deployment`, `rollout`,
+/// `rollouts.argoproj.io`.
 ///
 /// # Errors
 ///
-/// When there is none.
+/// When there is no such kind, or when the discovery of the cluster fails.
 pub async fn find(api: &ApiClient, name: &str) -> Result<ApiResource, KindError> {
     let wanted = name.to_ascii_lowercase();
     if let Some(known) = KNOWN.iter().find(|known| known.has_name(&wanted)) {

@@ -92,13 +92,13 @@ pub struct Elector {
     until: watch::Sender<Option<Instant>>,
     memory: Arc<dyn LeaseMemory>,
     metrics: Metrics,
-    /// Whether it reports at level info.
+    /// Whether it reports at level debug instead of info.
     is_silent: bool,
 }
 
 impl Elector {
-    /// An elector with name `identity` in `namespace`, and its result. `memory` is loaded before
-    /// leadership is reported.
+    /// An elector that competes for the Lease in `namespace` as `identity`, and the leadership that
+    /// it reports. `memory` is loaded before leadership is reported.
     pub fn new(
         api: &ApiClient,
         namespace: &str,
@@ -334,7 +334,7 @@ pub async fn take(
         result = api
             .patch::<Lease>(&name, patch::lease(&lease, &record, None))
             .await;
-        // The holder renewed it meanwhile.
+        // A conflict means that the holder renewed the Lease meanwhile: try again.
         if !matches!(result, Err(ApiError::Conflict(_))) {
             break;
         }

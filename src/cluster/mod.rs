@@ -1,6 +1,6 @@
 //! Kubernetes: the API client, types with only the fields that are read, watches, guarded JSON
-//! patches, events and the Lease. Knows nothing of images; decisions come from `placement` as
-//! values.
+//! patches, events and the Lease. This module resolves no images, and decisions come from
+//! `placement` as values.
 
 pub mod access;
 pub mod api;

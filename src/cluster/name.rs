@@ -29,7 +29,6 @@ impl NamespacedName {
         }
     }
 
-    /// The name of an object.
     pub fn of_object<K: Resource>(object: &K) -> Self {
         Self {
             namespace: object.namespace(),

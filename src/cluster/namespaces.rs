@@ -119,8 +119,8 @@ impl Namespaces {
         })
     }
 
-    /// A namespace. Waits up to a second for one that the watch has not brought yet; one without
-    /// labels and annotations stands for one that does not come.
+    /// Finds a namespace. Waits up to a second if the watch has not delivered it yet, and then
+    /// returns a namespace without labels and annotations.
     pub async fn find(&self, name: &str) -> Arc<Namespace> {
         let mut arrivals = self.arrivals.subscribe();
         let arrives = async {

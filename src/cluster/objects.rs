@@ -45,8 +45,8 @@ pub struct Pod {
     pub spec: PodSpec,
     /// Observed state.
     pub status: PodStatus,
-    /// Whether the pod has more than archaware reads. Then only its name and its node are kept, and
-    /// archaware does not decide about it.
+    /// Whether the pod is larger than archaware's limits. Then archaware keeps only its identity
+    /// and its node, and does not decide about it.
     pub oversized: bool,
 }
 
@@ -202,7 +202,6 @@ pub struct NodeInfo {
     pub architecture: String,
 }
 
-/// A DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DaemonSet {
     /// The metadata that archaware reads.
@@ -213,8 +212,8 @@ pub struct DaemonSet {
     pub applied_tolerations: Vec<Value>,
     /// Desired state.
     pub spec: DaemonSetSpec,
-    /// Whether the DaemonSet has more than archaware reads. Then only its name is kept, and
-    /// archaware does not decide about it.
+    /// Whether the DaemonSet is larger than archaware's limits. Then archaware keeps only its
+    /// identity, and does not decide about it.
     pub oversized: bool,
 }
 
@@ -313,7 +312,8 @@ impl Pod {
         owners.find(|owner| owner.controller == Some(true))
     }
 
-    /// Whether a DaemonSet made the pod: for one node, so that no autoscaler makes a node for it.
+    /// Whether a DaemonSet created the pod. Such a pod belongs to one existing node, so no
+    /// autoscaler creates a node for it.
     pub fn is_daemon(&self) -> bool {
         self.controller()
             .is_some_and(|owner| owner.kind == "DaemonSet")
@@ -345,7 +345,7 @@ impl PodSpec {
         lists.into_iter().any(|len| len > MAX_LIST)
     }
 
-    /// The containers whose images can be selected, and where they are.
+    /// The containers whose images archaware can select, each with its JSON pointer in the pod.
     pub fn selectable(&self) -> impl Iterator<Item = (String, &Container)> {
         let of = |list: &'static str, all: &'_ Vec<Container>| {
             let indexes = 0..all.len();
@@ -366,7 +366,7 @@ impl PodSpec {
         }
     }
 
-    /// What selects its nodes.
+    /// The node selector and the affinity of the pod, which select its nodes.
     pub fn author_nodes(&self) -> AuthorNodes<'_> {
         AuthorNodes {
             node_selector: &self.node_selector,
@@ -505,7 +505,8 @@ mod tests {
         assert_eq!(pod.spec.volumes.len(), 2);
     }
 
-    /// What `kubectl apply` stores itself does not nest further than one level.
+    /// `kubectl apply` removes this annotation from the manifest that it stores in the annotation,
+    /// so stored manifests are not nested.
     #[test]
     fn the_tolerations_that_kubectl_applied_are_read() {
         let mut set = json!({

@@ -2,8 +2,8 @@
 //! [`replicas`], [`event_series`] and the webhook's patches have no guard.
 //!
 //! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would
-//! replace the whole list. Appends to a pod or template require an unchanged list; appends to a
-//! node do not conflict with other appends. `test` operations prevent a patch from being applied
+//! replace the whole list. Appended tolerations require an unchanged list; an appended taint does
+//! not conflict with other appended taints. `test` operations prevent a patch from being applied
 //! twice, or to another object of the same name. Patches of nodes do not test `resourceVersion`,
 //! because it changes with every update of the status.
 
@@ -222,8 +222,8 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
 pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPatch {
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
     let mut patch = JsonPatch::for_object(&set.metadata);
-    // It changes with the spec, and so with the images that were decided about, but not with the
-    // status.
+    // `generation` changes with the spec, and so with the images that archaware decided about, but
+    // not with the status.
     if let Some(generation) = set.metadata.generation {
         patch.test("/metadata/generation", generation);
     }

@@ -33,9 +33,9 @@ enum InitialList {
 }
 
 impl InitialList {
-    /// The way to go on after an error that this way cannot get past. It stays for good: the API
-    /// server does not gain the feature while it runs, and a page that was too large can become so
-    /// again.
+    /// Another way to read the list, if this way would fail with the same error again. The change
+    /// is permanent: the API server does not gain WatchList while it runs, and a page that was too
+    /// large can become too large again.
     fn after(self, error: &watcher::Error) -> Option<Self> {
         match self {
             Self::Streamed if cannot_stream(error) => {

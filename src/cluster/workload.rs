@@ -96,7 +96,7 @@ pub fn template_of(object: &Value) -> Option<&Value> {
 
 /// Where kinds of other APIs have containers.
 const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
-/// APIs whose objects say what containers may be like.
+/// Policy APIs: their objects contain patterns for containers, but run none.
 const POLICIES: [&str; 2] = ["kyverno.io/", "gatekeeper.sh/"];
 
 /// Whether an object of the API has containers with images anywhere.
@@ -104,7 +104,7 @@ pub fn may_run_containers(object: &Value) -> bool {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let version = text("apiVersion").unwrap_or_default();
     let is_policy = POLICIES.iter().any(|group| version.contains(group));
-    // Values of charts and pipelines of other tools have neither.
+    // Helm values and pipelines of other tools have neither `kind` nor `apiVersion`.
     text("kind").is_some() && !version.is_empty() && !is_policy && has_containers(object)
 }
 

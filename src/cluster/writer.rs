@@ -18,8 +18,8 @@ use super::{
     patch::JsonPatch,
 };
 
-/// How long a patch in progress may take during shutdown. Shorter than the kubelet's grace period
-/// together with what follows.
+/// How long a patch in progress may take during shutdown. This time and the rest of the shutdown
+/// together are shorter than the pod's grace period (`terminationGracePeriodSeconds`).
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Sends patches. Cheap to clone.

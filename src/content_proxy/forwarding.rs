@@ -62,7 +62,7 @@ pub(super) struct AllowedCall {
 pub(super) enum Size {
     /// Names, digests, labels.
     Small,
-    /// A document: images are persisted up to 1 MiB.
+    /// A document: archaware persists images with documents of at most 512 KiB together.
     Large,
 }
 

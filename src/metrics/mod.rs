@@ -47,7 +47,7 @@ pub struct Metrics {
     pub content_writes: ContentWrites,
     /// Admission requests.
     pub admissions: AdmissionMetrics,
-    /// Looks at running pods.
+    /// Checks of running pods before and after their node is tainted.
     pub bound_pods: BoundPodMetrics,
     pub evictions: EvictionMetrics,
     decisions: Counters<2>,

@@ -13,7 +13,7 @@ use super::{Counters, LATENCY_BUCKETS};
 #[derive(Clone, Default)]
 pub struct ApiRequests(Counters<2>);
 
-/// Looks at pods that run on nodes, by result.
+/// Checks of running pods before and after their node is tainted, by result.
 #[derive(Clone, Default)]
 pub struct BoundPodMetrics(Counters<1>);
 
@@ -148,7 +148,7 @@ impl AdmissionMetrics {
         );
     }
 
-    /// An alert asks whether the webhook is never asked.
+    /// Creates, before the first request, the series that an alert queries.
     pub(super) fn begin_at_zero(&self) {
         let labels = [("resource", "pods"), ("result", "changed")];
         drop(self.total.get_or_create(&labels));

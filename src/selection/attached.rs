@@ -51,7 +51,7 @@ impl DemandSource for AttachedDocumentSource {
             _ => return None,
         };
         let demands = &pod.evaluation.demands;
-        // Nodes that emulate have a preference for native nodes already.
+        // These demands already prefer nodes that run the images natively.
         let is_emulated = [Source::Emulation, Source::RuntimeClass]
             .iter()
             .any(|source| demands.find(source).is_some());
@@ -173,9 +173,9 @@ impl Selecting<'_> {
         (Some(demand), candidates)
     }
 
-    /// When the documents have to be read at the latest. On the creation of a pod: after ¾ of the
-    /// time that the webhook waits, so that architectures are applied even if documents are slow.
-    /// Otherwise: at `deadline`, which is that of the evaluation.
+    /// The deadline for reading the documents. On the creation of a pod: ¾ of the time that the
+    /// webhook waits, so that architectures are applied even if documents are slow. Otherwise, and
+    /// for `explain`: `deadline`, the deadline of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
         let started = deadline - self.evaluator.config.resolution.budget;
         let patience = self.evaluator.config.admission.patience();

@@ -1,4 +1,4 @@
-//! The choice of a model for one container.
+//! Lets a model choose the image of one container.
 
 use tokio::time::timeout_at;
 
@@ -18,7 +18,7 @@ use super::{
 };
 
 impl Selecting<'_> {
-    /// The choice of a model, and the result for each of its images.
+    /// Lets a model choose. Also returns the result for each image of the model.
     pub(super) async fn predict<'a>(
         &self,
         pod: &Pod<'_>,
@@ -74,8 +74,8 @@ impl Selecting<'_> {
         };
         let (all, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
         let groups: Vec<_> = all.iter().filter(fits).copied().collect();
-        // A term that names nodes gets no requirements, so the model must have chosen all named
-        // nodes.
+        // archaware does not change affinity terms that name nodes (`matchFields`), so the model
+        // must have chosen all named nodes.
         if names_fields && groups.len() < all.len() {
             return Err(because(format!(
                 "selection.predictor chose {image}, which is not for all nodes that the pod names (matchFields)"

@@ -22,7 +22,8 @@ struct KnownImage {
 }
 
 impl Selecting<'_> {
-    /// The choice for one container, or why no entry was chosen: the first entries.
+    /// Chooses an entry for one container. If no entry fits, returns the reasons for the first
+    /// entries.
     pub(super) async fn choose<'d>(
         &self,
         pod: &Pod<'_>,
@@ -39,8 +40,8 @@ impl Selecting<'_> {
             if !self.can_run(pod, image.architectures.as_ref(), group) {
                 ImageFit::OtherArchitecture
             } else if names_fields && !(image.runs_on_all && fits.fit_all(entry)) {
-                // A term that names nodes gets no requirements, so an entry has to fit all named
-                // nodes.
+                // archaware does not change affinity terms that name nodes (`matchFields`), so an
+                // entry has to fit all named nodes.
                 ImageFit::NotOnAllNamed
             } else {
                 ImageFit::Runs
@@ -69,7 +70,7 @@ impl Selecting<'_> {
                 break;
             }
         }
-        // By the index of the entry: each pair of an entry and a group looks it up.
+        // Indexed by entry, because the image is looked up for each pair of an entry and a group.
         let entries = document.entries.iter();
         let of_entries: Vec<Option<&KnownImage>> = entries
             .map(|entry| known.get(&image_of(document, entry, reference)))
@@ -80,7 +81,7 @@ impl Selecting<'_> {
         let choice = match Choice::choose(document, groups, fits, &runs) {
             Ok(choice) => Ok(choice),
             Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
-            // Above, each image was read that this choice asks for.
+            // Unreachable: the loop above read every image that this choice needs.
             Err(NoChoice::Unknown(_)) => Err(Vec::new()),
         };
         if let Some(kept) = kept {
@@ -90,8 +91,8 @@ impl Selecting<'_> {
     }
 }
 
-/// The image of an entry: the image that the entry names, or the subject of the document.
-/// `reference`: the name of the document.
+/// The image of an entry: its tag in documents of ocifit-k8s. In documents of NFD: the document's
+/// subject, or `reference`, the name of the document, if there is no subject.
 pub(super) fn image_of(
     document: &CompatibilityDocument,
     entry: &Compatibility,

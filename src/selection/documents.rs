@@ -15,7 +15,7 @@ use super::compatibility::{
     of_media_type,
 };
 
-/// Media types of layers with rules (one such layer is read), and of layers with models.
+/// Media types of layers with rules. Only the first such layer of an artifact is read.
 const RULES: [&str; 3] = {
     let [yaml, json] = FeatureRules::MEDIA_TYPES;
     [LabelRules::MEDIA_TYPE, yaml, json]
@@ -82,7 +82,8 @@ impl Documents {
     }
 }
 
-/// The digests of the layers identify everything on which the document depends.
+/// The cache key: a hash of everything on which the document depends. The digest of a layer stands
+/// for its content.
 fn key(content: &ArtifactContent) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut add = |part: &str| {
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A layer that is read and understood by no format would be a document without rules.
+    /// Otherwise a layer would be read, and ignored because no format has its media type.
     #[test]
     fn every_layer_that_is_read_has_a_format() {
         let groups = COMPATIBILITY

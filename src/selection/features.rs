@@ -22,7 +22,7 @@ use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
-/// The share of a tenant: features that no other tenant asked for before it.
+/// Maximum number of features of one tenant. A feature counts for the tenant that asked first.
 const MAX_PER_TENANT: usize = 8;
 /// A feature that was not used for this time may be replaced by another feature. Each replacement
 /// reads all objects again: at most [`MAX_FEATURES`] times in this time.
@@ -54,8 +54,8 @@ struct RequestedFeature {
 }
 
 impl RequestedFeatures {
-    /// Adds features as far as there is room, and as the tenant has not used its share. Returns
-    /// whether the features have changed.
+    /// Adds features up to [`MAX_FEATURES`] and [`MAX_PER_TENANT`]. Removes idle features if there
+    /// is no room. Returns whether a feature was added.
     fn ask(&mut self, tenant: &str, features: &BTreeSet<String>, now: Instant) -> bool {
         let mut is_new = false;
         for feature in features {

@@ -24,7 +24,7 @@ pub(super) enum NotEvaluated {
 }
 
 impl Selecting<'_> {
-    /// Which entries of a document fit which of the groups, which are groups of `alike`.
+    /// Computes which entries of a document fit which groups. `groups`: some of `alike`.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Selecting<'_> {
         let (document, alike) = (document.clone(), alike.clone());
         let indexes: Vec<usize> = groups.iter().map(|group| group.index).collect();
         let computing = tokio::task::spawn_blocking(move || {
-            // Until the end, also if the pod does not wait for it any more.
+            // Holds the place until the computation ends, even if the pod no longer waits for it.
             let _place = place;
             let groups = indexes.iter().filter_map(|index| {
                 let alike = alike.get(*index)?;

@@ -26,7 +26,8 @@ use super::{
 const TTL: Duration = Duration::from_secs(1);
 /// Maximum number of cached groupings: one for each set of labels that documents and pods name.
 const MAX_GROUPINGS: usize = 16;
-/// Maximum number of groups that are cached together, about a KiB each.
+/// Maximum number of groups of a cached grouping, about a KiB each. A grouping with more groups is
+/// not cached.
 const MAX_GROUPS: usize = 256;
 
 /// The nodes of the cluster, with the features that Node Feature Discovery found. Cheap to clone.
@@ -47,7 +48,7 @@ struct Grouping {
 }
 
 /// Nodes with the same taints, architecture and variant, and the same values of the compared
-/// labels.
+/// labels and features.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AlikeNodes {
     /// The compared labels.
@@ -100,7 +101,8 @@ impl GroupedNodes {
         }
     }
 
-    /// The nodes in groups, at most a second old.
+    /// The nodes in groups, cached for [`TTL`]. While one caller renews them, other callers get
+    /// the older groups.
     pub(super) fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
         let now = Instant::now();
         let key = (by.labels.clone(), by.features.clone());
@@ -232,9 +234,9 @@ impl GroupBy<'_> {
         groups.into_iter().map(alike).collect()
     }
 
-    /// In the order of their keys.
+    /// The compared labels of a node, sorted by key.
     fn labels_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Vec<(&'a str, &'a str)> {
-        // The author of a document may name thousands of labels.
+        // Iterates over the smaller set: the author of a document may name thousands of labels.
         if self.labels.prefixes.is_empty() && self.labels.keys.len() <= labels.len() {
             let keys = self.labels.keys.iter();
             return keys

@@ -138,7 +138,8 @@ impl Selecting<'_> {
                 }
             }
         };
-        // An existing pod with terms can get only one alternative.
+        // The API server accepts no additional affinity terms for an existing pod that has terms,
+        // so this pod can get only one alternative.
         let is_single = subject.affinity_access() == AffinityAccess::Narrowing
             && subject.spec.author_nodes().has_terms();
         let earlier = &evaluating.evaluation.demands;
@@ -156,7 +157,7 @@ impl Selecting<'_> {
             tolerations: earlier.tolerations().collect(),
         };
         self.select(&pod, &requested, &mut selected).await;
-        // An image that is not replaced counts again.
+        // If a container keeps its image, this image limits the pod again.
         let stays = requested.iter().filter(|one| {
             let mut problems = selected.problems.iter();
             problems.any(|problem| problem.container() == Some(&one.container))
@@ -255,7 +256,7 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
     let containers: Vec<(&str, &str)> = containers
         .map(|(_, one)| (one.name.as_str(), one.image.as_deref().unwrap_or_default()))
         .collect();
-    // Nothing is selected for a pod a second time, whatever name its image has by now.
+    // A container for which an image was selected before is left out, whatever its image is now.
     let done = match subject.stage {
         Stage::Pod => record::read(subject.annotations).images,
         Stage::Template | Stage::Creation => Vec::new(),

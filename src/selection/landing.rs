@@ -59,8 +59,8 @@ impl Selecting<'_> {
         self.own.documents.parse(content.await?).await
     }
 
-    /// The nodes in groups, by the labels that the documents and the pod's author use, once the
-    /// nodes are known.
+    /// Waits until the nodes are known, and returns them in groups of nodes that are equal for the
+    /// documents and for the pod's author.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Selecting<'_> {
         Ok(runs_on.map(|set| self.evaluator.policy.within_schedulable(set)))
     }
 
-    /// Whether nodes run an image for these architectures, and the pod's other images. For nodes of
-    /// unknown variant the answer is that of the node affinity.
+    /// Whether nodes run an image for these architectures, and the pod's other images. Nodes of
+    /// unknown variant count as able, unless `unknown` is `Require`: as in the node affinity.
     pub(super) fn can_run(
         &self,
         pod: &Pod<'_>,

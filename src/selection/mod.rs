@@ -1,7 +1,7 @@
 //! Image selection by compatibility documents, which name images and the node features that the
-//! images need. A container gets one of several images, or an image prefers some nodes. Two sources
-//! of demands, [`ImageSelectionSource`] and [`AttachedDocumentSource`]. Modules below this one do
-//! not know it.
+//! images need. [`ImageSelectionSource`] selects one of several images for a container.
+//! [`AttachedDocumentSource`] prefers nodes for an image that stays. Both are sources of demands:
+//! `evaluate` asks them through a trait, and does not depend on this module.
 
 mod alternatives;
 mod attached;
@@ -37,7 +37,8 @@ pub use predictor::PredictorError;
 
 /// Maximum number of pods whose documents are in memory at once. A namespace gets a quarter of it.
 const MAX_PODS: usize = 16;
-/// Maximum number of documents that are evaluated at once beside the workers, one of a namespace.
+/// Maximum number of documents that are evaluated at once on blocking threads; at most one for each
+/// namespace.
 const MAX_COMPUTATIONS: usize = 2;
 
 /// The parts that both sources share. Cheap to clone.
@@ -50,7 +51,7 @@ struct Parts {
     /// The pods whose documents are in memory, and the computations in progress.
     pods: SharedPlaces,
     computations: SharedPlaces,
-    /// Chooses by a model.
+    /// Client of the server that applies models; `None` if none is configured.
     predictor: Option<Predictor>,
 }
 

@@ -33,7 +33,7 @@ pub(super) struct NodeFeatureSpec {
 }
 
 impl<'de> Deserialize<'de> for NodeFeature {
-    /// An object with more than the limits has no features.
+    /// An object that exceeds the limits is read without its features.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize, Default)]
         #[serde(default)]

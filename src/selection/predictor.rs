@@ -93,7 +93,7 @@ impl Prediction {
     }
 }
 
-/// A string, or a number in the form that labels have.
+/// Reads a string or a number as the value of a label.
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -119,7 +119,7 @@ impl Predictor {
     ///
     /// # Errors
     ///
-    /// When the URL or the bundle of authorities is invalid.
+    /// When the URL or the CA bundle is invalid.
     pub(super) fn new(config: &PredictorConfig) -> Result<Option<Self>, PredictorError> {
         if config.url.is_empty() {
             return Ok(None);
@@ -423,7 +423,7 @@ mod tests {
         }
     }
 
-    /// Its server is trusted by this bundle only.
+    /// The client trusts the server's self-signed certificate only with the configured CA bundle.
     #[tokio::test]
     async fn a_bundle_is_trusted() {
         let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -441,7 +441,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                // The client that does not trust it goes away.
+                // A client that does not trust the certificate aborts the TLS handshake.
                 let Ok(mut stream) = acceptor.accept(stream).await else {
                     continue;
                 };

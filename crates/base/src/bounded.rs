@@ -15,7 +15,8 @@ use serde::{
     },
 };
 
-/// How much of an input may be kept. Fields that the parsed type ignores cost nothing.
+/// How much of an input may be kept. The value of a field that the parsed type ignores costs
+/// nothing; its name counts.
 #[derive(Debug)]
 pub struct Budget {
     /// Elements and bytes at the beginning.
@@ -88,7 +89,7 @@ impl Budget {
     }
 }
 
-/// A part of serde's traits that passes everything on, and counts it.
+/// Wraps a serde deserializer, visitor, seed or access, and counts elements and text.
 struct Bounded<'b, T> {
     inner: T,
     budget: &'b Budget,
@@ -118,7 +119,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
         deserialize_enum(name: &'static str, variants: &'static [&'static str]),
     }
 
-    /// Nothing of it is kept.
+    /// Not counted, because ignored input is not kept.
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
         self.inner.deserialize_ignored_any(visitor)
     }

@@ -7,8 +7,8 @@ use std::{
 
 use quick_cache::{Equivalent, sync::Cache};
 
-/// Values by their key, each for a time of its own. When it is full, the entries that are least
-/// likely to be used again go.
+/// Values by key, each with a lifetime of its own. A full cache evicts the entries that are least
+/// likely to be used again.
 #[derive(Debug)]
 pub struct ExpiringCache<K, V>(Cache<K, (V, Instant)>);
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, sync::Cache};
 
-/// Values by name. When it is full, the least used value is dropped that nobody holds; it grows
+/// Values by name. A full cache drops the least used value that nothing else holds. It grows
 /// beyond its capacity while more values are held.
 pub type InUseCache<V> = Cache<String, Arc<V>, UnitWeighter, DefaultHashBuilder, PinInUse>;
 

@@ -8,7 +8,7 @@ use serde::{
 };
 
 /// A value that is a JSON object. serde's derived structs also accept a list with their fields in
-/// order, which no format that archaware reads means.
+/// order, but no format that archaware reads has such lists.
 #[derive(Debug, Default)]
 pub struct Object<T>(pub T);
 

@@ -6,11 +6,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::in_use::{InUseCache, in_use_cache};
 
-/// Maximum number of lines that are kept; the least used are dropped, but none in which somebody
-/// waits or is served.
+/// Maximum number of lines that are kept. The least used lines are dropped, but no line in which a
+/// caller waits or is served.
 const MAX_LINES: usize = 4096;
 
-/// A line for each name, with the same number of places.
+/// A semaphore (line) for each name, all with the same number of permits (places).
 pub struct Lines {
     by_name: InUseCache<Semaphore>,
     places: usize,
@@ -22,7 +22,8 @@ pub struct SharedPlaces {
     tenants: Lines,
 }
 
-/// A place of a tenant, until it is dropped: it may move to the thread that does the work.
+/// A place of a tenant, freed on drop. The permits are owned, so that they can move to the thread
+/// that does the work.
 pub struct Place {
     _tenant: Option<OwnedSemaphorePermit>,
     _total: Option<OwnedSemaphorePermit>,

@@ -27,7 +27,7 @@ impl QualifiedName {
         &self.0
     }
 
-    /// One that archaware itself names.
+    /// A name that is written in archaware's code, and therefore not validated.
     pub fn constant(text: &'static str) -> Self {
         Self(text.to_owned())
     }

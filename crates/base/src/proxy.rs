@@ -10,8 +10,8 @@ pub fn for_server(server: &Uri) -> Option<Uri> {
     choose(server, variable)
 }
 
-/// The hosts of all proxies. Their names are resolved here, those of the servers behind them are
-/// not.
+/// The hosts of all proxies. archaware resolves their names; a proxy resolves the names of the
+/// servers behind it.
 pub fn hosts() -> Vec<String> {
     ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"]
         .into_iter()
@@ -50,7 +50,7 @@ fn choose(server: &Uri, variable: impl Fn(&str) -> Option<String>) -> Option<Uri
         .map(str::trim)
         .filter_map(|proxy| without_port(proxy, port))
         .collect();
-    // The matcher compares it with names only.
+    // The matcher applies `*` to host names only, not to IP addresses.
     if exceptions.contains(&"*") {
         return None;
     }

@@ -17,7 +17,7 @@ const RECORDED: Duration = Duration::from_millis(1);
 /// A long poll of the same task is logged at most this often.
 const LOG_PERIOD: Duration = Duration::from_mins(1);
 
-/// By the name of the task. Of the process, like its log: tasks begin in all its parts.
+/// Poll times by task name. Global like the log, because all parts of the process spawn tasks.
 static TASKS: Mutex<BTreeMap<&'static str, RecordedPolls>> = Mutex::new(BTreeMap::new());
 
 struct RecordedPolls {

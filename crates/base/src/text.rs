@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// What replaces a character that is not shown.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// The text without commands for terminals. Lines stay.
+/// Replaces bidirectional controls, noncharacters, and control characters other than line feeds.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| if c == '\n' { c } else { shown(c) };
     text.chars().map(shown).collect()

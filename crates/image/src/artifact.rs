@@ -1,5 +1,5 @@
-//! Artifacts whose layers are read. Only the feature that asks for an artifact understands its
-//! layers.
+//! OCI artifacts and their layers. This crate reads the layers; the feature that requests an
+//! artifact interprets them.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub struct ArtifactContent {
 pub struct ArtifactLayer {
     /// Its media type.
     pub media_type: String,
-    /// Its digest, which the bytes have.
+    /// The layer's digest, which `bytes` was verified against.
     pub digest: String,
     /// The content of the layer.
     pub bytes: Bytes,

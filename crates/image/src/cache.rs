@@ -42,14 +42,14 @@ struct TagEntry {
     seen: Instant,
 }
 
-/// The artifacts that are attached to an image, as far as they are known.
+/// A cached answer about an artifact: its content, or that no artifact is attached to the image.
 #[derive(Clone)]
 pub(crate) enum Attached {
     Content(Arc<ArtifactContent>),
     Nothing,
 }
 
-/// An artifact, or that none is attached, and until when it is used, if it expires.
+/// An answer about an artifact. Answers about attached artifacts expire.
 #[derive(Clone)]
 struct ArtifactEntry {
     content: Attached,
@@ -69,8 +69,9 @@ impl Weighter<Fingerprint, ArtifactEntry> for ArtifactBytes {
     }
 }
 
-/// Key of artifacts: kind of key, artifact or image that it is attached to, repository (another
-/// repository may hold the same image with other artifacts), and credentials.
+/// Key of artifacts: the kind of artifact and where it was looked for; the digest of the artifact
+/// or of the image; the repository, because another one may have other artifacts for the same
+/// image; and the credentials.
 type ArtifactKey<'a> = (&'a str, &'a Digest, &'a str, &'a [Fingerprint]);
 
 #[derive(Clone)]
@@ -102,7 +103,7 @@ pub(crate) struct Caches {
     failures: Cache<Fingerprint, FailureEntry>,
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
-    /// By the digest of the artifact, or of the image that it is attached to.
+    /// Keyed by the hash of an [`ArtifactKey`].
     artifacts: Cache<Fingerprint, ArtifactEntry, ArtifactBytes>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
@@ -129,9 +130,9 @@ impl Caches {
         }
     }
 
-    /// Stores the artifact that has this digest. Unlike the platforms of an image, its content is
-    /// shown to the authors of pods, so it is kept for those who may read it: with these
-    /// credentials from this repository.
+    /// Stores an artifact by its digest. Unlike an image's platforms, its content is shown to pod
+    /// authors. So the key includes the repository and the credentials, and only pods that may read
+    /// the artifact get it.
     pub(crate) fn store_artifact(&self, key: ArtifactKey<'_>, content: Arc<ArtifactContent>) {
         let entry = ArtifactEntry {
             content: Attached::Content(content),
@@ -201,7 +202,7 @@ impl Caches {
         summary
     }
 
-    /// The digest that a tag had for one of `scopes`, the most recent one.
+    /// The digest of a tag that was seen most recently in one of `scopes`.
     pub(crate) fn tag(
         &self,
         reference: &str,

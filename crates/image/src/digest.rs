@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use base16ct::lower::encode_string;
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
-/// `algorithm:hex` with a registered algorithm, lower-case hex and the right length.
+/// `algorithm:hex` with a supported algorithm, lower-case hex and the right length.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Digest(Repr);
 
@@ -16,14 +16,14 @@ enum Repr {
     Other(Box<str>),
 }
 
-/// Why text is not a digest. The text is not quoted: in a document from a registry anything can be
-/// in its place, and the error gets into events.
+/// Why text is not a digest. The error does not quote the text, because it may come from a
+/// registry's document and contain anything, and the error appears in events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
     /// Not `algorithm:hex`, or hex of the wrong length or case.
     #[error("malformed digest")]
     Malformed,
-    /// Well-formed, but with an algorithm that OCI does not register.
+    /// Well-formed, but with an algorithm that go-digest does not support.
     #[error("its digest algorithm is not supported (sha256, sha384 and sha512 are)")]
     Algorithm,
 }

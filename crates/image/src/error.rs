@@ -25,7 +25,8 @@ pub enum Reason {
     TooLarge,
     /// Not JSON, not a manifest, wrong digest or length, or ambiguous.
     Corrupt,
-    /// Docker schema 1, an unknown digest algorithm, or nested too deeply.
+    /// Docker schema 1, an unknown digest algorithm, or an index that is nested too deeply or has
+    /// too many entries.
     Unsupported,
 }
 
@@ -122,7 +123,7 @@ pub enum ImageError {
         #[source]
         source: DocumentError,
     },
-    /// An artifact is not of the kind that is asked for.
+    /// An artifact is too large, malformed, or has no layer of the requested kind.
     #[error("{what} is unusable")]
     Artifact {
         /// The artifact or its layer, and its digest.
@@ -147,7 +148,7 @@ pub enum ImageError {
 /// Why an artifact is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArtifactError {
-    /// It has more bytes or elements than are read. With the limit, in words.
+    /// The artifact exceeds a limit of bytes or elements, which the text names.
     #[error("{0}")]
     TooLarge(String),
     /// Its content contradicts its media type. With the reason, in words.
@@ -203,7 +204,8 @@ impl ImageError {
         }
     }
 
-    /// An [`ImageError::Unavailable`] for a registry or containerd that `what` names.
+    /// An [`ImageError::Unavailable`] that counts as an answer. `what` names the registry or the
+    /// requested document.
     pub fn unavailable(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Unavailable {
             what: what.into(),

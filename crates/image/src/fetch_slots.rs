@@ -7,9 +7,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Maximum number of images that are being fetched for one tenant.
 const MAX_PER_TENANT: usize = 64;
-/// Maximum number of images that are being fetched, and so of requests to registries and token
-/// servers, as each image has one at a time. A request has a connection with buffers of up to 400
-/// KiB, and an image holds documents of up to half a MiB between its requests.
+/// Maximum number of images that are being fetched, to bound memory. An image has one request at a
+/// time to a registry or token server; only artifacts of an index are read four at a time. The
+/// connection of a request has buffers of up to 400 KiB. Between its requests, an image holds
+/// documents of up to half a MiB.
 const MAX_TOTAL: usize = 128;
 
 /// The slots of all tenants.
@@ -37,8 +38,8 @@ impl FetchSlots {
         }
     }
 
-    /// Waits in the line of the tenant for this registry, in that of the tenant, and in that of
-    /// all. The caller bounds the time.
+    /// Waits for three permits: of the tenant at this registry, of the tenant, and of the total.
+    /// The caller sets a timeout.
     pub(crate) async fn enter(&self, tenant: &str, registry: &str) -> FetchSlot<'_> {
         // Neither a namespace nor a registry contains a space.
         let pair = format!("{tenant} {registry}");

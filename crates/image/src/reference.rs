@@ -76,8 +76,8 @@ impl Reference {
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
             return Err(invalid("the repository must be lower-case"));
         }
-        // A host with an underscore is not a domain name. Go parses all of it as a path and accepts
-        // it, but containerd then uses its first part as host.
+        // A first component with an underscore is not a domain name. Go parses the whole name as a
+        // path and accepts it, but containerd then uses the first component as host.
         if registry.len() > MAX_HOST {
             return Err(invalid("the registry's host is longer than 255 characters"));
         }

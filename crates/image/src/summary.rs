@@ -19,8 +19,8 @@ const MAX_DEPTH: usize = 4;
 const MAX_CHILDREN: usize = 256;
 /// Maximum bytes of all documents of one image; 256 children of typical size have 2 KiB each.
 const MAX_TOTAL: usize = 16 * 1024 * 1024;
-/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are
-/// rare. They are held until the image is read.
+/// Maximum bytes of all documents of an image that is persisted in containerd. Larger images are
+/// rare. The documents stay in memory until the whole image is read.
 const MAX_PERSISTED: usize = 512 * 1024;
 
 /// Registries serve manifests and configs under different paths.
@@ -72,8 +72,8 @@ pub(crate) struct ReadImage {
     pub(crate) summary: ImageSummary,
     /// The root first; empty if they are too large to be persisted.
     pub(crate) documents: Vec<FetchedDocument>,
-    /// Whether no child was missing. What is missing for one reader may be there for another, or
-    /// later.
+    /// Whether no child was missing. A missing child may appear later, or be found in another
+    /// repository or with other credentials.
     pub(crate) is_complete: bool,
 }
 
@@ -138,7 +138,8 @@ impl<F: Fetch> DocumentReader<'_, F> {
         let (digest, bytes) = self.read(DocumentKind::Config, parent, &config).await?;
         match ImageConfig::parse(&bytes) {
             Ok(ImageConfig(platforms)) => Ok(platforms),
-            // A type that may name anything was taken for a config's. It names something else.
+            // A media type that is empty or unspecific (`application/octet-stream`) was taken for a
+            // config. The content is something else.
             Err(DocumentError::Malformed(_)) if !is_config(&config.media_type) => {
                 Ok(PlatformSet::None(NoPlatformReason::NotAnImage))
             }
@@ -281,8 +282,8 @@ fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, 
     })
 }
 
-/// The document's own media type, else the one of its carrier, else the one that its structure
-/// implies.
+/// The document's `mediaType`, else the registry's `Content-Type`, else the type that the
+/// document's structure implies.
 fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> &'static str {
     use archaware_platform::media_type::{MANIFESTS, OCI_INDEX, OCI_MANIFEST};
     #[derive(serde::Deserialize)]

@@ -37,7 +37,7 @@ pub(crate) struct Call<'a> {
     pub(crate) method: &'a str,
     /// `host[:port]`, the name of a program, or the namespace in containerd.
     pub(crate) host: &'a str,
-    /// Path without query, image or digest.
+    /// URL path without its query, or an image or digest.
     pub(crate) path: &'a str,
     /// Counts from 1.
     pub(crate) attempt: u32,

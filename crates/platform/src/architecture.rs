@@ -36,7 +36,7 @@ impl Architecture {
         &self.0
     }
 
-    /// Whether Go's tools know it. Images may name any other text.
+    /// Whether it is a GOARCH of Go's tools. An image can contain any other text.
     pub fn is_known(&self) -> bool {
         KNOWN.contains(&self.as_str())
     }
@@ -84,8 +84,8 @@ impl FromStr for Os {
 }
 
 impl Platform {
-    /// Returns `None` when the architecture is empty or unknown, or when `os` is given and unknown.
-    /// A platform without OS applies to every OS.
+    /// Returns `None` when the architecture is empty, or when the architecture or OS is `unknown`
+    /// or not a valid label value. A platform without OS applies to every OS.
     pub fn new(os: &str, architecture: &str, variant: &str) -> Option<Self> {
         let (architecture, variant) = normalise_architecture(architecture, variant);
         let architecture = Architecture(named(&architecture)?);
@@ -192,7 +192,7 @@ impl fmt::Display for Platform {
 }
 
 /// The architectures of Go's tools (`go/build`, `knownArch`). The kubelet and container runtimes
-/// are built with them, so no node and no image has another architecture.
+/// are built with Go, so no node has another architecture.
 const KNOWN: [&str; 26] = [
     "386",
     "amd64",
@@ -222,8 +222,8 @@ const KNOWN: [&str; 26] = [
     "wasm64",
 ];
 
-/// From the configuration, where an unknown name is a spelling mistake. Names in images and nodes
-/// are only parsed.
+/// For the configuration, where an unknown name is rejected as a spelling mistake. Names in images
+/// and nodes are read with `FromStr`, which accepts unknown names.
 impl<'de> Deserialize<'de> for Architecture {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;

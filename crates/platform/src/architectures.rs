@@ -13,8 +13,8 @@ use super::{Architecture, Platform, UnknownName, Variants, known_variant};
 pub struct Architectures(BTreeMap<Architecture, Variants>);
 
 impl Architectures {
-    /// The architectures with these variants; one that comes several times, with all of its
-    /// variants.
+    /// The set of these architectures. An architecture that occurs several times gets the union of
+    /// its variants.
     pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
         let mut set = BTreeMap::new();
         for (name, variants) in all {
@@ -51,14 +51,14 @@ impl Architectures {
             .any(|architecture| architecture.as_str() == name)
     }
 
-    /// Without the architectures that are not in `names`.
+    /// Keeps only the architectures that are in `names`.
     #[must_use]
     pub fn within(mut self, names: &BTreeSet<Architecture>) -> Self {
         self.0.retain(|name, _| names.contains(name));
         self
     }
 
-    /// The nodes that are in both.
+    /// The architectures in both sets, each with the variants that suffice for both.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let both = self.0.iter().filter_map(|(name, variants)| {
@@ -74,7 +74,7 @@ impl Architectures {
         self.names().cloned().collect()
     }
 
-    /// Those of which every variant suffices.
+    /// Keeps only the architectures of which every variant suffices.
     #[must_use]
     pub fn of_any_variant(mut self) -> Self {
         self.0.retain(|_, variants| variants.is_any());
@@ -83,12 +83,13 @@ impl Architectures {
 }
 
 /// The architectures of an image, each with the variants that suffice. Nodes of other architectures
-/// may run the image, too: [`Architectures`] are those of the nodes.
+/// may run the image, too; an [`Architectures`] is the set of all architectures that can.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageArchitectures(Architectures);
 
 impl ImageArchitectures {
-    /// The set of these architectures. One that comes several times has all of its variants.
+    /// The set of these architectures. An architecture that occurs several times gets the union of
+    /// its variants.
     pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
         Self(Architectures::from_variants(all))
     }
@@ -98,7 +99,7 @@ impl ImageArchitectures {
         self.0.iter()
     }
 
-    /// With other variants, or fewer architectures.
+    /// Applies `change`, which sets other variants or removes architectures.
     #[must_use]
     pub fn map(self, change: impl FnOnce(Architectures) -> Architectures) -> Self {
         Self(change(self.0))
@@ -156,8 +157,8 @@ impl FromStr for Architectures {
     }
 }
 
-/// A variant has to be known here. Without one, every one suffices, also for arm, which containerd
-/// takes for `arm/v7`.
+/// Rejects an unknown variant. Without a variant, every variant suffices, also for `arm`, which
+/// containerd reads as `arm/v7`.
 fn parse_entry(text: &str) -> Result<(Architecture, Variants), UnknownName> {
     let text = text.trim();
     let unknown = || UnknownName(text.to_owned());

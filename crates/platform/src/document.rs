@@ -107,7 +107,7 @@ pub struct Manifest {
     pub config: Option<Descriptor>,
 }
 
-/// A manifest as an artifact whose content is read, or an index.
+/// The manifest of an artifact, or an index of images that artifacts may be attached to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Artifact {
     /// Its layers. An index has none.

@@ -54,9 +54,9 @@ impl PlatformSet {
         }
     }
 
-    /// The architectures for pods of `os`, with the variants of nodes that run one of its entries;
-    /// `None` when the image does not limit its pod. An image that exists only for other operating
-    /// systems yields the empty set.
+    /// The image's architectures for `os`, each with the variants of nodes that run at least one of
+    /// the image's platforms; `None` when the image does not limit its pod. An image that exists
+    /// only for other operating systems yields the empty set.
     pub fn architectures(&self, os: &Os) -> Option<ImageArchitectures> {
         match self {
             Self::Platforms(platforms) => {

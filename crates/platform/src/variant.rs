@@ -1,5 +1,6 @@
-//! Variants of an architecture: which CPUs run which. The order is that of containerd's `platforms`
-//! package (`platformVector`), and for riscv64, where it has none, that of the RISC-V profiles.
+//! Variants of an architecture: which node runs images of which variant. The order is that of
+//! containerd's `platforms` package (`platformVector`). For riscv64, which that package does not
+//! order, it is that of the RISC-V profiles.
 
 use super::{Architecture, Platform};
 
@@ -14,8 +15,8 @@ struct Family {
     architecture: &'static str,
     /// From the lowest to the highest; a variant runs at most those before it.
     names: &'static [&'static str],
-    /// The presumed variant of nodes without facts: the meaning of the architecture's name without
-    /// variant (v1 of amd64, v7 of arm).
+    /// The presumed variant of nodes whose variant is unknown: the one that the architecture's name
+    /// means without variant (v1 of amd64, v7 of arm).
     presumed: &'static str,
 }
 
@@ -92,8 +93,8 @@ impl Variants {
         Self::that_run(platform.architecture(), platform.variant())
     }
 
-    /// The variants of nodes that run images of this variant. Without variant, or with one that is
-    /// in no list, every one does.
+    /// The variants of nodes that run images of the variant `image`. If `image` is empty or not
+    /// listed, every variant does.
     pub fn that_run(architecture: &Architecture, image: &str) -> Self {
         let Some(family) = Family::find(architecture) else {
             return Self::ANY;
@@ -127,8 +128,8 @@ impl Variants {
         Self(self.0 | other.0)
     }
 
-    /// Whether a node of this variant suffices. One that is in no list suffices if every variant
-    /// does.
+    /// Whether a node of the variant `node` suffices. A variant that is not in the list suffices if
+    /// every variant does.
     pub fn contains(self, architecture: &Architecture, node: &str) -> bool {
         let index = Family::find(architecture).and_then(|family| family.index(node));
         index.map_or(self.is_any(), |index| self.0 & (1 << index) != 0)
@@ -159,7 +160,7 @@ impl Variants {
         Self(!self.0).names(architecture)
     }
 
-    /// The lowest that suffice, usually one. None if every one does.
+    /// The lowest variants that suffice, usually one. Empty if every variant suffices.
     pub fn lowest(self, architecture: &Architecture) -> impl Iterator<Item = &'static str> {
         let family = Family::find(architecture).filter(|_| !self.is_any());
         family.into_iter().flat_map(move |family| {
@@ -173,8 +174,8 @@ impl Variants {
     }
 }
 
-/// The variant's name as in the list, if it is in it: the normalised form has none for the lowest
-/// one of amd64 and arm64.
+/// The variant's name as in the list; `None` if the list does not have it. The empty name, to which
+/// the lowest variants of amd64 and arm64 are normalised, is not in the list.
 pub fn known_variant(architecture: &Architecture, name: &str) -> Option<&'static str> {
     let family = Family::find(architecture)?;
     family.names.get(family.index(name)?).copied()
@@ -237,7 +238,7 @@ mod tests {
     }
 
     proptest! {
-        /// The order is one: reflexive, transitive, and nothing runs something higher that runs it.
+        /// `Family::runs` is a partial order: reflexive, transitive and antisymmetric.
         #[test]
         fn the_order_is_one(a in 0_usize..18, b in 0_usize..18, c in 0_usize..18) {
             for family in &FAMILIES {

@@ -14,15 +14,16 @@ use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
 
 use crate::cluster::objects::Pod;
 
-/// The header has whole seconds, and an answer takes its time: a smaller difference is none.
+/// Smaller differences are ignored: the `Date` header has whole seconds, and an answer arrives
+/// later than it was dated.
 const EXACTNESS: SignedDuration = SignedDuration::from_secs(2);
 
-/// Knows the difference between both clocks. Cheap to clone.
+/// The difference between the clocks of the API server and of this machine. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerClock(Arc<AtomicI64>);
 
 impl ServerClock {
-    /// Reads the time of an answer that arrives `now` (RFC 9110, section 6.6.1).
+    /// Reads the `Date` header (RFC 9110, section 6.6.1) of an answer that arrived at `now`.
     pub(super) fn observe(&self, headers: &HeaderMap, now: Timestamp) {
         let date = headers
             .get(header::DATE)
@@ -74,7 +75,7 @@ mod tests {
             ("Fri, 02 Jan 2026 03:05:00 GMT", 300),
             ("Fri, 02 Jan 2026 03:20:00 GMT", 1200),
             ("Fri, 02 Jan 2026 02:59:00 GMT", 0),
-            // Not a difference, and no time.
+            // A difference that is too small, and values that are not a date.
             ("Fri, 02 Jan 2026 03:10:01 GMT", 600),
             ("yesterday", 600),
             ("", 600),

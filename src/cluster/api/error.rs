@@ -66,7 +66,7 @@ pub enum ApiError {
     /// No answer within this time.
     #[error("the API server did not answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
-    /// The answer is larger than any object.
+    /// The answer is larger than this many bytes.
     #[error("the answer of the API server is larger than {0} bytes")]
     TooLarge(usize),
     /// The answer cannot be parsed.
@@ -100,9 +100,9 @@ impl ApiError {
         // (`ToStatusErr` of `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the plugin of
         // policies does the same).
         let denied = ["admission webhook \"", "ValidatingAdmissionPolicy '"];
-        // Plugins of Kubernetes itself (PodSecurity, ResourceQuota) deny as the authorizer does,
-        // which names the user (`NewForbidden` of `k8s.io/apiserver/pkg/admission`,
-        // `forbiddenMessage` of `handlers/responsewriters`).
+        // Plugins of Kubernetes itself (PodSecurity, ResourceQuota) deny with 403, as the
+        // authorizer does. Only the authorizer's message names the user (`NewForbidden` of
+        // `k8s.io/apiserver/pkg/admission`, `forbiddenMessage` of `handlers/responsewriters`).
         let is_by_plugin = code == 403
             && message.contains(" is forbidden: ")
             && !message.contains(" is forbidden: User \"");
@@ -175,14 +175,14 @@ impl ApiError {
         )
     }
 
-    /// Whether the API server rejected the change because of its content. Otherwise it rejects the
-    /// client, maybe only until it knows the role or the keys of tokens again.
+    /// Whether the API server rejected the change because of its content. The other refusals reject
+    /// the client, maybe only until the API server has loaded roles or the keys of tokens again.
     pub fn is_about_content(&self) -> bool {
         matches!(self, Self::Invalid(_) | Self::Denied(_) | Self::Name(_))
     }
 
-    /// When to retry after this many refusals in a row; `None` if only a change of the object can
-    /// help, because its schema does not allow the change.
+    /// The delay before a retry, after this many refusals in a row. `None` if a retry is useless
+    /// until the object changes: it does not exist, or its name or the change is invalid.
     pub fn retry(&self, refusals: u32) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Name(_) => None,

@@ -273,8 +273,9 @@ impl ApiClient {
         self.call::<K, IgnoredAny>(request).await.map(drop)
     }
 
-    /// Sets the number of replicas of a Deployment, by its subresource: a permission for that
-    /// allows no other change. A dry run only asks whether it is possible.
+    /// Sets the number of replicas of a Deployment through the subresource `scale`: a permission
+    /// for this subresource allows no other change. A dry run only checks whether the change is
+    /// possible.
     ///
     /// # Errors
     ///

@@ -11,8 +11,8 @@ use crate::placement::{
 
 use super::{super::objects::ImageKey, ClusterNodes};
 
-/// How long an answer is used. While a registry is down, many pods with the same images ask, and
-/// kubelets report their images once in minutes.
+/// How long a cached answer is used. While a registry is down, archaware needs the nodes for many
+/// pods with the same images, and kubelets report images only every few minutes.
 const TTL: Duration = Duration::from_secs(10);
 /// Maximum number of answers that are kept, about 4 KiB each.
 const MAX_ANSWERS: usize = 256;
@@ -21,7 +21,7 @@ const MAX_ANSWERS: usize = 256;
 pub(super) type Answer = (Instant, Arc<HoldingNodes>);
 
 impl ClusterNodes {
-    /// The nodes that hold all of these images, as they were ten seconds ago.
+    /// The nodes that hold all of these images; the answer may be ten seconds old.
     pub fn holding(&self, images: &[ImageKey]) -> Arc<HoldingNodes> {
         let now = Instant::now();
         if let Some((found, nodes)) = self.holding.lock().get(images)

@@ -42,7 +42,8 @@ pub struct Running {}
 pub struct StateDetail {
     /// `ImagePullBackOff`, `CrashLoopBackOff`, `Error`, `StartError`, …
     pub reason: Option<String>,
-    /// What the runtime says, or the end of the log (`terminationMessagePolicy`).
+    /// The message of the runtime or of the container, or the end of the container's log
+    /// (`terminationMessagePolicy`).
     pub message: Option<String>,
     /// Exit status of a container that has ended.
     pub exit_code: Option<i32>,

@@ -18,7 +18,8 @@ pub struct Event {
     pub reason: Option<String>,
     /// The message.
     pub note: Option<String>,
-    /// When it happened last, if its source counts the times: the kubelet does.
+    /// Time of the last occurrence, if the source of the event counts occurrences, as the kubelet
+    /// does.
     pub deprecated_last_timestamp: Option<Time>,
 }
 

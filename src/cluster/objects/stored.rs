@@ -36,9 +36,9 @@ struct StoredMetadata<M: Default> {
 }
 
 impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
-    /// `managedFields` is often the largest part, and foreign annotations may hold whole manifests.
-    /// An empty map means that there are only foreign annotations, `None` that there are none at
-    /// all, which decides how a patch adds one.
+    /// Drops `managedFields`, often the largest part, and annotations that archaware does not read,
+    /// which may hold whole manifests. If an object has only such annotations, the map is empty and
+    /// not `None`: a patch then adds an annotation to the map instead of creating the map.
     fn from(mut stored: StoredMetadata<M>) -> Self {
         if let Some(annotations) = &mut stored.annotations {
             let is_read = |name: &str| {
@@ -67,12 +67,12 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
 /// hundred elements. A small object in a list needs about a KiB of memory, so this is a few MiB.
 const MAX_ELEMENTS: usize = 16 * 1024;
 const MAX_TEXT: usize = 512 * 1024;
-/// Maximum number of elements, and bytes of text, of a node. A kubelet reports all images that the
-/// node holds (`nodeStatusMaxImages`), which may be thousands.
+/// Maximum number of elements, and bytes of text, of a node. A kubelet can be configured to report
+/// all images that the node holds (`nodeStatusMaxImages: -1`), which may be thousands.
 const MAX_NODE_ELEMENTS: usize = 128 * 1024;
 const MAX_NODE_TEXT: usize = 2 << 20;
 
-/// The fields that identify an object, for objects that are not read.
+/// The fields that identify an object. An oversized object keeps no other metadata.
 fn identity(metadata: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name,

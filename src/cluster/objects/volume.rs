@@ -1,4 +1,4 @@
-//! Where the data of a pod is.
+//! Persistent volumes and their claims: they limit the nodes on which a pod can run.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;

@@ -25,9 +25,9 @@ const NODE_AFFINITY: &str = "/spec/affinity/nodeAffinity";
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling
-/// gate unless the pod stays behind it. The API server does not allow tolerations of a pod to be
-/// removed again.
+/// Applies the change of a decision, records the decision, and removes archaware's scheduling gate
+/// unless the pod stays behind it. The API server does not allow tolerations of a pod to be removed
+/// again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_images_of(pod);
     let added = added(pod, &change);
@@ -77,8 +77,8 @@ pub fn remove_gate(pod: &Pod) -> JsonPatch {
     patch
 }
 
-/// The record of what archaware added to the pod, with this change: a pod created from this pod's
-/// YAML is decided without the additions.
+/// The record of archaware's additions to the pod, including `change`. With it, archaware ignores
+/// these additions in a pod that someone creates from this pod's YAML.
 fn added(pod: &Pod, change: &PodChange) -> Option<String> {
     let recorded = record::read(annotations(&pod.metadata));
     record::of_change(&recorded.and(change))
@@ -108,7 +108,7 @@ pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) 
     } = admission;
     let mut patch = JsonPatch::without_guard();
     patch.undo(&undo);
-    // Those that are replaced again are set once.
+    // Skips images that `change` sets anyway.
     let is_replaced = |undone: &&ImageChange| {
         let mut new = change.images.iter();
         !new.any(|new| new.container == undone.container)
@@ -226,8 +226,9 @@ impl JsonPatch {
         }
     }
 
-    /// Adds the expressions to terms. If there are alternatives, each of these terms is repeated.
-    /// From the last term to the first, so that an index still says where the term is.
+    /// Adds the required expressions to the author's terms. If there are several alternatives, each
+    /// of these terms is repeated for each alternative. Starts with the last term, so that the
+    /// copies do not shift the terms that are still to be changed.
     fn extend_terms(&mut self, own: &Require) {
         let alternatives = own.alternatives();
         for index in own.terms.iter().rev() {

@@ -15,8 +15,8 @@ pub enum ImageFit {
     Runs,
     /// The image is for other architectures.
     OtherArchitecture,
-    /// The pod names its nodes, and some of them do not satisfy the rules: its affinity cannot
-    /// follow the choice.
+    /// The pod names nodes (`matchFields`), and the entry does not fit all of them. archaware does
+    /// not change terms that name nodes, so it could not exclude the other nodes.
     NotOnAllNamed,
     /// The image has to be resolved first.
     Unknown,
@@ -87,7 +87,7 @@ pub enum CandidateOutcome {
     Chosen,
     /// The entry fits and has the selected image, so its nodes are possible, too.
     SameImage,
-    /// An earlier entry fits.
+    /// The entry fits, but the chosen entry has a higher weight, or the same and stands before it.
     Later,
     /// The entry names no image.
     WithoutImage,

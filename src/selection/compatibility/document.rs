@@ -32,8 +32,8 @@ pub struct CompatibilityDocument {
     pub models: Vec<Model>,
     /// The digest of the image that the document is for, if its artifact names one.
     pub subject: Option<String>,
-    /// The cost of evaluating the document: one for each expression and value; a value of
-    /// `InRegexp` costs `COST_OF_PATTERN`.
+    /// The cost of the expressions, for the limit `MAX_EXPRESSIONS`: one for each value, and for
+    /// each expression without values; with `InRegexp`, `COST_OF_PATTERN` times as much.
     pub(crate) cost: usize,
     /// The bytes that it takes in memory, at most.
     pub(crate) memory: usize,
@@ -129,7 +129,7 @@ impl CompatibilityDocument {
     }
 }
 
-/// What the expressions of a document cost.
+/// The cost of a document's expressions, and the number of their patterns.
 #[derive(Default)]
 struct Count {
     cost: usize,

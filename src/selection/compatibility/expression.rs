@@ -27,7 +27,7 @@ use super::{
 /// An expression in a document.
 #[derive(Clone, Copy, Debug)]
 pub struct WrittenExpression<'a> {
-    /// `op`; an empty operator always holds.
+    /// `op`; in NFD an empty operator always holds.
     pub operator: &'a str,
     /// `value`.
     pub values: &'a [String],
@@ -130,9 +130,9 @@ impl Expression {
         }))
     }
 
-    /// Requirements of node affinity, `ANDed`, for a label that some nodes satisfy; `None` if no
-    /// node can satisfy them. `seen`: the values of these nodes, which replace conditions without
-    /// an operator in node affinity: regular expressions and versions.
+    /// The expression as requirements of node affinity on the label `key`, `ANDed`; `None` if no
+    /// node can satisfy it. `seen`: values of the label on nodes that fit. They replace regular
+    /// expressions and versions, for which node affinity has no operator.
     pub(super) fn requirements<'v>(
         &self,
         key: &str,
@@ -174,7 +174,7 @@ impl Expression {
             Test::Between(_, Some(below)) if *below <= 0 => None,
             Test::Between(above, below) => {
                 let above = above.filter(|above| *above >= 0);
-                // Any integer is below the highest integer.
+                // If no bound is left, `Lt` the highest integer still requires an integer.
                 let highest = Some(i64::MAX).filter(|_| above.is_none());
                 let bound = |operator, bound: Option<i64>| {
                     let bound = bound?.to_string();

@@ -21,7 +21,7 @@ pub enum Fact<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
     pub labels: &'a BTreeMap<String, String>,
-    /// The node's `NodeFeature` object, if NFD makes one.
+    /// The merged features of the node's `NodeFeature` objects, if it has any.
     pub features: Option<&'a NodeFeatures>,
 }
 

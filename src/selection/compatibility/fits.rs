@@ -58,7 +58,7 @@ impl FitsWork {
         Ok(Self(work))
     }
 
-    /// Whether other tasks can wait for it.
+    /// Whether the work is so small that it may run on an async worker.
     pub fn is_small(self) -> bool {
         self.0 <= SMALL_WORK
     }

@@ -2,9 +2,9 @@
 
 use super::{CompatibilityDocument, InvalidDocument, Model, RuleKeys};
 
-/// A format of compatibility documents: the media types of its layers, and how a layer is read. A
-/// new format is an implementation, a line in `FORMATS`, and its media types among the layers of
-/// the artifact kind.
+/// A format of compatibility documents: the media types of its layers, and how a layer is read. To
+/// add a format, implement this trait, and add the format to `FORMATS` and its media types to
+/// `COMPATIBILITY`.
 pub trait DocumentFormat: Sync {
     /// The media types of its layers.
     fn media_types(&self) -> &'static [&'static str];

@@ -21,8 +21,8 @@ const MEMORY_OF_ELEMENT: usize = 128;
 pub(super) const MAX_PATTERN: usize = 16 * 1024;
 /// Bytes of memory for a pattern: compiled for both directions, with the caches of its matches.
 pub(super) const MEMORY_OF_PATTERN: usize = 4 * MAX_PATTERN;
-/// Maximum bytes of memory of one document: of the documents of all platforms of an image, and of
-/// the documents of all containers of a pod.
+/// Maximum bytes of memory for the documents of all platforms of an image together, and for the
+/// documents of all containers of a pod together.
 pub(crate) const MAX_MEMORY: usize = 16 * 1024 * 1024;
 /// Maximum characters of a text of a document in a message, and of a message about a document.
 pub(super) const MAX_TEXT: usize = 64;

@@ -1,6 +1,6 @@
 //! Image selection: one of several images for a container, by the features of nodes. A
-//! compatibility document lists images with rules. The best image that some nodes satisfy is
-//! chosen, and the pod is limited to these nodes.
+//! compatibility document lists images with rules. archaware chooses the best image whose rules
+//! some nodes satisfy, and limits the pod to these nodes.
 
 mod choice;
 mod document;

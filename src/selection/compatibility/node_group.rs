@@ -15,7 +15,7 @@ pub struct NodeGroup<'a> {
     pub architecture: &'a str,
     /// Variant of the nodes, if it is known.
     pub variant: Option<NodeVariant>,
-    /// Values of `kubernetes.io/hostname`; empty if there are too many of them.
+    /// Values of `kubernetes.io/hostname`; empty if there are too many, or a node lacks the label.
     pub hosts: &'a [String],
     /// The number of nodes in the group.
     pub count: usize,

@@ -45,7 +45,7 @@ pub enum InvalidSelection {
     TooMany,
 }
 
-/// Whether a pod may ask for image selection: a cheap test before the expensive ones.
+/// Whether a pod perhaps asks for image selection: a cheap test before [`requested`].
 pub fn is_requested(
     annotations: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,

@@ -1,6 +1,7 @@
 //! Variables of Node Feature Discovery's rules (`vars`). Later rules read them as the feature
-//! `rule.matched`. The rules of an entry are `ANDed`: where a rule counts, all earlier rules hold,
-//! and their variables are known. So conditions on these variables are constant.
+//! `rule.matched`. The rules of an entry are `ANDed`, so the result of a rule matters only if all
+//! earlier rules of the entry hold. Then their variables are set, so conditions on these variables
+//! are constant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ pub(super) struct Variables {
     of_others: BTreeSet<String>,
     /// Whether an earlier rule has a template, which may set any variable.
     has_template: bool,
-    /// Whether there is an earlier rule. NFD has the feature only then.
+    /// Whether there is an earlier rule. Before the first rule NFD has no feature `rule.matched`.
     has_rule: bool,
 }
 

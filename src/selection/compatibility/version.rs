@@ -1,6 +1,6 @@
-//! Versions as Node Feature Discovery compares them (`type: version`): by `NewVersion` of
-//! `Masterminds/semver`, which takes `5.15`, too, without the pre-release, so that the kernel
-//! `6.1.0-18-amd64` is `6.1.0`.
+//! Versions as Node Feature Discovery compares them (`type: version`). It parses them with
+//! `NewVersion` of `Masterminds/semver`, which also accepts `5.15`. It ignores the pre-release, so
+//! that the kernel `6.1.0-18-amd64` is `6.1.0`.
 
 use std::{num::ParseIntError, str::FromStr};
 
@@ -34,7 +34,7 @@ impl FromStr for Version {
         let mut version = [0; 3];
         let mut places = version.iter_mut();
         for number in numbers.split('.') {
-            // Rust takes a sign, too.
+            // `u64::from_str` also accepts a leading `+`.
             if !is_number(number) {
                 return Err(InvalidVersion);
             }
@@ -58,7 +58,7 @@ fn is_identifier(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(is_one)
 }
 
-/// Numbers have no leading zero there.
+/// A numeric identifier of a pre-release has no leading zero.
 fn is_pre_release(part: &str) -> bool {
     is_identifier(part) && !(part.len() > 1 && part.starts_with('0') && is_number(part))
 }

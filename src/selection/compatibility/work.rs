@@ -1,4 +1,4 @@
-//! How much work it is to evaluate a document, known before it begins.
+//! Computes the work of evaluating a document before the evaluation begins.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Expression, FeatureMatch, NodeFacts, Rule};
 /// The work for one node, in comparisons of a value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Work {
-    /// Of rules, and of conditions on labels.
+    /// The work of rules, and of conditions on labels: the same for all nodes.
     fixed: usize,
     by_feature: BTreeMap<String, OfFeature>,
 }
@@ -15,9 +15,9 @@ pub(super) struct Work {
 /// The work of the conditions on a feature of Node Feature Discovery.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfFeature {
-    /// For the elements of the node, and for each instance.
+    /// The work for flags and attributes together, and again for each instance.
     elements: usize,
-    /// For each name of an element.
+    /// The work for each name of an element.
     names: usize,
 }
 
@@ -52,7 +52,6 @@ impl Work {
         }
     }
 
-    /// For this node.
     pub(super) fn for_node(&self, node: NodeFacts<'_>) -> usize {
         let of_features = self.by_feature.iter().map(|(name, work)| {
             let Some(feature) = node.feature(name) else {

@@ -100,7 +100,7 @@ impl Containerd {
         reference: &Reference,
     ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
         if !matches!(reference.version(), Version::Tag(_)) {
-            // Only tags have records under their name; content of a digest is read directly.
+            // A digest needs no record: its content is read directly.
             return Ok(None);
         }
         let deadline = self.deadline();
@@ -112,7 +112,7 @@ impl Containerd {
         Ok(None)
     }
 
-    /// What any record of a tag or digest points at, one of an imported image, too.
+    /// The digest in any record of a tag or digest, including records of imported images.
     pub(crate) async fn any_record(
         &self,
         reference: &Reference,
@@ -157,7 +157,7 @@ impl Containerd {
         self.connection.is_up()
     }
 
-    /// What the record of an image points at, and when it was made.
+    /// The digest in an image's record, and when the record was last updated.
     async fn target_in(
         &self,
         deadline: Deadline,

@@ -22,7 +22,7 @@ use super::connection::{Rpc, in_namespace};
 
 /// Content that is not used for this long is deleted.
 const CONTENT_LEASE_DURATION: Duration = Duration::from_hours(8 * 24);
-/// Timeout of one write; containerd syncs to disk, which takes about 10 ms when idle.
+/// Timeout of one call. For writes, containerd syncs to disk, which takes about 10 ms when idle.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Label with the time when containerd may delete a lease (RFC 3339).
 const EXPIRE: &str = "containerd.io/gc.expire";

@@ -40,7 +40,8 @@ const MAX_PER_DAY: usize = 64 * 1024 * 1024;
 /// Each worker writes one job at a time and waits for the disk. More would compete with the node's
 /// own pulls.
 const WORKERS: u64 = 2;
-/// How long a resolution waits for persisted tags once containerd has begun to send them.
+/// Resolutions wait until this long after the start of the store for persisted tags, if containerd
+/// has begun to send them.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long pending writes may take when the process ends.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,7 +51,7 @@ const LOAD_RETRY: Duration = Duration::from_secs(30);
 /// Writes to archaware's namespace in the background; jobs beyond the limits are dropped.
 pub(crate) struct Store {
     /// One queue per worker. Jobs of one root document share a queue, so its tags are written after
-    /// its documents. None after [`Self::finish`].
+    /// its documents. Empty after [`Self::finish`].
     queues: Mutex<Vec<mpsc::Sender<Job>>>,
     queued_bytes: Arc<Semaphore>,
     namespace: Arc<ContentNamespace>,
@@ -188,8 +189,8 @@ impl Store {
         self.loader.get_or_init(start);
     }
 
-    /// Waits until persisted tags are loaded: as long as a lookup may take for the first response,
-    /// [`LOAD_TIMEOUT`] for the rest.
+    /// Waits until persisted tags are loaded. Counted from the start of the store, waits at most
+    /// the lookup timeout for the first response, and [`LOAD_TIMEOUT`] for the rest.
     ///
     /// # Errors
     ///

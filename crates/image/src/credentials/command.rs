@@ -26,11 +26,12 @@ use crate::trace::{self, Call, Peer};
 
 /// The kubelet's timeout.
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum concurrent runs of one program, which may be an interpreter with a cloud SDK.
+/// Maximum concurrent runs of one plugin, or of all helpers together, because a program may be an
+/// interpreter with a cloud SDK.
 pub(super) const MAX_CONCURRENT_RUNS: usize = 4;
 const MAX_ANSWER: u64 = 1024 * 1024;
 
-/// Why a program gave no answer. Its output is not included, because it may contain secrets.
+/// Why a program gave no answer. No message contains its output, because that may contain secrets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     #[error("it cannot be run")]
@@ -49,7 +50,7 @@ pub(super) enum CommandError {
 /// uses its answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs programs, each once for a key at a time. Started programs keep running without waiters;
+/// Runs programs, at most one per key at a time. Started programs keep running without waiters;
 /// dropping `Programs` kills them.
 pub(super) struct Programs<T> {
     tasks: Mutex<JoinSet<()>>,
@@ -62,11 +63,11 @@ struct Running<T> {
     /// The image or registry that it was begun for.
     subject: String,
     began: Instant,
-    /// `None` when its task was ended.
+    /// `None` if its task panicked or was aborted.
     answer: Shared<BoxFuture<'static, Option<T>>>,
 }
 
-/// Removes a program from those that run, also when its task panics or is ended.
+/// Removes a program from `running` when dropped, so also when its task panics or is aborted.
 struct RunningEntry<T> {
     running: Arc<Mutex<HashMap<String, Running<T>>>>,
     key: String,
@@ -88,14 +89,14 @@ impl<T> Default for Programs<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Programs<T> {
-    /// The answer of the program that runs under `key`, or of a new run of `work` when one of
-    /// `slots` is free. Before that, `known` is asked, as another run may have ended meanwhile.
-    /// Waits [`ANSWER_TIMEOUT`] from the begin of the run. Whoever goes away before the run begins
-    /// leaves nothing behind.
+    /// Returns the answer of the program that runs under `key`. If none runs, waits for one of
+    /// `slots`, then returns the value of `known` (another run may have ended meanwhile) or starts
+    /// `work`. Waits until [`ANSWER_TIMEOUT`] after the start of the run. If the caller drops the
+    /// future before the start, nothing runs.
     ///
     /// # Errors
     ///
-    /// What the run was begun for, when it takes longer.
+    /// The subject of the run, if the run takes longer or ends without an answer.
     pub(super) async fn run<F>(
         &self,
         key: &str,
@@ -111,7 +112,7 @@ impl<T: Clone + Send + Sync + 'static> Programs<T> {
         let program = if let Some(running) = joined {
             running
         } else {
-            // Time in the line does not count; the caller bounds it.
+            // `ANSWER_TIMEOUT` does not include the wait for a slot. The caller limits that wait.
             let slot = slots.clone().acquire_owned().await;
             let slot = slot.map_err(|_| subject.to_owned())?;
             if let Some(known) = known() {

@@ -85,7 +85,7 @@ struct AuthEntry {
 /// Maximum number of entries in the pull secrets of a pod, many times those of a cluster with many
 /// registries. The kubelet has no limit, but users must not fill archaware's memory.
 pub const MAX_ENTRIES: usize = 256;
-/// Maximum number of them whose key is a pattern, which costs more to match.
+/// Maximum number of those entries whose key is a pattern, because patterns cost more to match.
 pub const MAX_PATTERNS: usize = 32;
 
 /// Why a pull secret cannot be used. No message contains its content.

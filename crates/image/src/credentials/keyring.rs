@@ -106,7 +106,7 @@ impl Key {
         let bare = bare.split(['?', '#']).next().unwrap_or(bare);
         let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
         // In `https://index.docker.io/v1/` the API version is not part of the repository. Without
-        // the trailing slash the kubelet treats it as part of it, and so does this.
+        // the trailing slash it is, as in the kubelet.
         let path = path
             .strip_prefix("v1/")
             .or_else(|| path.strip_prefix("v2/"))
@@ -152,9 +152,9 @@ fn split(registry: &str) -> (&str, Option<&str>) {
 /// A malformed pattern matches nothing. `?` does not occur, because the kubelet parses it as the
 /// start of a query.
 ///
-/// Users write the pattern and the text. So it takes at most their product in steps: after a
-/// mismatch only the last `*` takes one character more, because a match that an earlier one could
-/// find is also found by the last one.
+/// Users choose the pattern and the text, so the number of steps must stay below the product of
+/// their lengths. After a mismatch, only the last `*` is extended by one character, because
+/// extending an earlier `*` finds no further match.
 fn glob_matches(pattern: &str, text: &str) -> bool {
     // No label in the DNS is longer.
     if pattern.len() > MAX_LABEL || text.len() > MAX_LABEL {
@@ -191,8 +191,8 @@ fn glob_matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Whether `c` is in the class that `pattern` (after its `[`) opens, and the pattern after the
-/// class.
+/// Whether `c` is in the class at the start of `pattern` (which begins after the `[`), and the
+/// pattern after the class. `None` if the class is malformed.
 fn class(pattern: &[char], c: char) -> Option<(bool, &[char])> {
     let (negated, pattern) = match pattern.split_first() {
         Some(('^', rest)) => (true, rest),
@@ -350,8 +350,8 @@ mod tests {
         }
     }
 
-    /// Backtracking into every `*` took 10^11 steps for the first one, and blocked a thread of the
-    /// runtime for hours.
+    /// With backtracking into every `*`, the second and third pattern would take more than 10^11
+    /// steps and block a thread of the runtime.
     #[test]
     fn a_hostile_glob_takes_few_steps() {
         let text = "a".repeat(MAX_LABEL);

@@ -40,7 +40,7 @@ pub struct Credential {
     source: CredentialSource,
 }
 
-/// Where a credential was found. It names no user and no secret, so it can be shown.
+/// Where a credential was found. Contains neither a user name nor a password, so it can be shown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
     /// A docker `config.json`.
@@ -110,7 +110,7 @@ impl Credential {
         Self::new(CredentialSecret::IdentityToken(token), fingerprint)
     }
 
-    /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
+    /// An entry without a secret. Anonymous access is tried in its place among the other entries.
     pub fn anonymous() -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"anonymous"]);
         Self::new(CredentialSecret::Anonymous, fingerprint)

@@ -85,7 +85,7 @@ impl OperatorCredentials {
         })
     }
 
-    /// All credentials for an image, the best match first.
+    /// All credentials for an image: from the helper, from `config.json`, then from the plugins.
     pub(crate) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let mut found = Vec::new();
         if let (Some(file), Some(helpers)) = (&self.file, &self.helpers) {

@@ -56,17 +56,17 @@ fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     ip.to_ipv4_mapped().or(translated)
 }
 
-/// The address that the host of a URL is, if it is not a name.
+/// The IP address in the host of a URL; `None` if the host is a name.
 pub(super) fn literal(url: &Url) -> Option<IpAddr> {
     bare(url.host_str()?).parse().ok()
 }
 
-/// Whether the host of a URL says itself that it is local: an address, or `localhost`.
+/// Whether the host of a URL is a local IP address or `localhost`, without a DNS lookup.
 pub(super) fn names_local(url: &Url) -> bool {
     literal(url).map_or_else(|| is_loopback(url.host_str().unwrap_or_default()), is_local)
 }
 
-/// Whether the host of `host[:port]` says itself that it is loopback.
+/// Whether the host of `host[:port]` is a loopback IP address or `localhost`, without a DNS lookup.
 pub(super) fn is_loopback(registry: &str) -> bool {
     let host = bare(registry);
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(ip_is_loopback)
@@ -82,8 +82,8 @@ const PUBLIC: &[&str] = &[
     "ac", "co", "com", "edu", "go", "gov", "gob", "gub", "mil", "ne", "net", "nom", "or", "org",
 ];
 
-/// The domain that a host belongs to, unless that is a public suffix: a top-level domain, or one
-/// like `co.uk`.
+/// The host name without its first label. `None` if that is a public suffix (a top-level domain, or
+/// one like `co.uk`), or if the host is an IP address.
 pub(super) fn parent_domain(host: &str) -> Option<&str> {
     if host.parse::<IpAddr>().is_ok() {
         return None;

@@ -157,7 +157,7 @@ impl AuthorizationCache {
             let endpoint = realm.host_str().unwrap_or_default();
             return Err(denied(format!("its token endpoint {endpoint} {why}")));
         }
-        // Headers in hosts.toml are sent to that address only.
+        // Headers and client certificate of a host must not be sent to another server.
         let same = token_key.endpoint.is_at(&realm);
         let request = TokenRequest {
             http: http.clone(),
@@ -199,7 +199,8 @@ impl AuthorizationCache {
     }
 }
 
-/// The scopes of the challenge, with pull access to the repository added if it is missing.
+/// The scopes of the challenge, with pull access to the repository added if no scope names the
+/// repository.
 fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
     let pull = format!("repository:{repository}:pull");
     let mut scopes: Vec<String> = asked

@@ -12,8 +12,8 @@ use crate::error::ImageError;
 
 use super::exchange_error::ExchangeError;
 
-/// Bytes of a body that need no permission: nearly all documents are smaller. With the limit of
-/// images that are fetched at once they are 8 MiB at most.
+/// Bodies up to this size need no part of the budget, because nearly all documents are smaller. The
+/// limit of images that are fetched at once bounds these bodies to 8 MiB.
 const SMALL: u64 = 64 << 10;
 /// Maximum bytes of all larger bodies in memory, while they are received and until they are
 /// dropped. Fourteen documents of the maximum size.
@@ -54,9 +54,9 @@ impl Bodies {
         Self(Arc::new(Semaphore::new(MAX_LARGE)))
     }
 
-    /// Reads a decompressed body and stops at `limit`. What a large body needs is taken before it
-    /// is received, so that bodies which stall hold no more than was counted. Waits in line for
-    /// that.
+    /// Reads a decompressed body and stops at `limit`. Before a body grows beyond [`SMALL`], takes
+    /// its whole size from the budget, so that bodies that stall never exceed the budget. Waits
+    /// until the budget has room.
     pub(super) async fn read(
         &self,
         what: &str,
@@ -134,7 +134,7 @@ mod tests {
 
     const CHUNK: usize = 64 << 10;
 
-    /// A response of `chunks` chunks, which counts the chunks that were read and then stalls.
+    /// A response that stalls after `chunks` chunks. Adds the number of sent bytes to `read`.
     fn stalling(chunks: usize, read: &Arc<AtomicUsize>) -> reqwest::Response {
         let read = read.clone();
         let body = stream::iter(0..chunks).map(move |_| {
@@ -208,7 +208,7 @@ mod tests {
             .await;
         let copy = body.ok().unwrap().clone();
         assert_eq!(copy.len(), 1 << 20);
-        // Without a Content-Length the limit was taken, and the rest of it given back.
+        // The size of the body is known, so exactly that many bytes are taken.
         assert_eq!(bodies.0.available_permits(), MAX_LARGE - (1 << 20));
         drop(copy);
         assert_eq!(bodies.0.available_permits(), MAX_LARGE);

@@ -39,8 +39,8 @@ use super::{
     token_endpoint::TokenEndpoints,
 };
 
-/// Maximum number of challenges that are answered at hosts that a registry redirects to: one, and
-/// one because its token has expired.
+/// Maximum number of challenges that are answered for hosts that a registry redirects to: the first
+/// one, and another one if the cached token has expired.
 const MAX_REDIRECTED_CHALLENGES: usize = 2;
 /// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
@@ -366,7 +366,7 @@ impl Registry {
     }
 }
 
-/// Sends one request to one host, each time with a higher number.
+/// Sends one request to one host, if necessary repeatedly, and numbers the attempts.
 struct Sender<'a> {
     http: &'a Http,
     host: &'a Host,

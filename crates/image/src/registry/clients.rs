@@ -72,8 +72,8 @@ enum ConnectionKind {
 struct KeptHosts(Mutex<HashMap<String, Instant>>);
 
 impl KeptHosts {
-    /// Whether connections to a host are kept after use. A host that was not used for as long as
-    /// its connections are kept gives its place away.
+    /// Whether idle connections to a host are kept. A host that was not used for [`IDLE_TIMEOUT`]
+    /// gives its place to another host.
     fn keep(&self, host: &str) -> bool {
         let now = Instant::now();
         let mut hosts = self.0.lock();
@@ -95,7 +95,7 @@ impl KeptHosts {
 impl Clients {
     /// `allowed` are the hosts whose names may resolve to local addresses.
     pub(super) fn new(per_host: usize, mut allowed: Vec<String>) -> Self {
-        // Through a proxy only the proxy's own name is resolved here.
+        // A proxy may have a local address. With a proxy, archaware resolves only the proxy's name.
         allowed.extend(proxy::hosts());
         Self {
             per_host,

@@ -35,17 +35,18 @@ const MAX_PER_DOMAIN: usize = 8;
 const MAX_DOMAINS: usize = 1024;
 /// Timeout of one query. Shorter than a request's, so that a lost packet is sent again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long the answer of one address family waits for the other's. Longer than RFC 8305's 50 ms,
-/// because a network may reach one of the families only, and a lost packet is sent again after a
-/// third of a second.
+/// How long the answer for one address family waits for the answer for the other family. Longer
+/// than the 50 ms of RFC 8305, because a network may support only one family, and a lost packet is
+/// sent again after a third of a second.
 const OTHER_FAMILY: Duration = Duration::from_secs(1);
 /// Maximum number of cached answers; each has some hundred bytes.
 const MAX_CACHED: u64 = 2048;
-/// Maximum number of names whose addresses are known.
+/// Maximum number of names in the cache `DnsInner::known`.
 const MAX_KNOWN: usize = 1024;
-/// How long an answer is used if its TTL is longer. A registry that moves is found again soon.
+/// Maximum lifetime of a cached answer, even if its TTL is longer, so that archaware soon finds a
+/// registry that moved.
 const MAX_TTL: Duration = Duration::from_mins(5);
-/// How long a name counts as absent if its zone says longer.
+/// Maximum lifetime of a cached negative answer, even if the zone's negative TTL is longer.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 
 /// Why a name gives no address.
@@ -95,13 +96,13 @@ pub(super) struct Dns(Arc<DnsInner>);
 
 struct DnsInner {
     resolver: Result<TokioResolver, Arc<NetError>>,
-    /// The names of `/etc/hosts`. They are not asked for.
+    /// The names of `/etc/hosts`, for which no name server is queried.
     hosts: Hosts,
     /// Domains that are appended to names (`search` in `/etc/resolv.conf`).
     search: Vec<Name>,
     /// Names with fewer dots are tried with the search domains first.
     ndots: usize,
-    /// Answers by the name as given. They take no place in the line of their domain.
+    /// Cached answers by the name as given. They bypass the queue of their domain.
     known: ExpiringCache<String, Vec<IpAddr>>,
     domains: Cache<String, Arc<Semaphore>>,
     /// Hosts whose names may resolve to local addresses.
@@ -146,7 +147,8 @@ impl Dns {
         if search.is_empty() {
             search.extend(domain);
         }
-        // The search domains are appended here, for both address families together.
+        // `candidates` appends the search domains instead of the resolver, for both address
+        // families together.
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
         let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
         let resolver = builder.with_options(options).build();
@@ -175,7 +177,7 @@ impl Dns {
         self.0.allowed.iter().any(named)
     }
 
-    /// The addresses of a name in `/etc/hosts`, which come alone, or of an earlier answer.
+    /// The addresses of a name in `/etc/hosts`. If there are none, those of a cached answer.
     fn known(&self, name: &str) -> Option<Vec<IpAddr>> {
         let absolute = Name::from_str_relaxed(name).ok()?;
         let of_family = |family| {
@@ -192,7 +194,7 @@ impl Dns {
         self.0.known.get(name)
     }
 
-    /// Asks the name server, within the line of the name's domain.
+    /// Queries the name server after a wait for one of the [`MAX_PER_DOMAIN`] slots of the domain.
     async fn ask(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
         let failed = |error: Arc<NetError>| DnsError::new(name, error);
         let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_DOMAIN)));
@@ -244,7 +246,7 @@ impl Dns {
     }
 
     async fn addresses(&self, name: &str, check: AddressCheck) -> Result<Vec<IpAddr>, DnsError> {
-        // A name that is sent nowhere (RFC 6761, 6.3).
+        // Loopback names are not sent to a name server (RFC 6761, 6.3).
         if is_loopback(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
@@ -264,8 +266,8 @@ impl Dns {
     }
 }
 
-/// The addresses of both families, asked for at the same time, and when the answer expires. A name
-/// server that leaves one of the questions unanswered does not hold up the other's answer for long.
+/// Queries A and AAAA records at the same time. Returns the addresses and when they expire. If the
+/// first answer has addresses, waits at most [`OTHER_FAMILY`] for the second.
 async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, Instant), NetError> {
     let v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
     let v6 = pin!(resolver.lookup(name, RecordType::AAAA));
@@ -292,8 +294,9 @@ async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, In
     }
 }
 
-/// Who decides whether a name is ever answered: whoever registered its domain, or the namespace of
-/// a Service (`NAME.NAMESPACE.svc.…`), which may be an alias of any name.
+/// The part of a name that identifies who controls its answers: the registered domain, or the part
+/// of a Service's name (`NAME.NAMESPACE.svc.…`) from the namespace on. A Service may be an alias of
+/// any name.
 fn owner(name: &str) -> &str {
     match name.find(".svc.") {
         Some(svc) => name

@@ -152,7 +152,8 @@ impl Http {
         &self.0.limiters
     }
 
-    /// Sends a request and follows redirects. Each host's limiter is entered and told the outcome.
+    /// Sends a request and follows redirects. Each request waits for its host's limiter and reports
+    /// the outcome to that limiter.
     pub(super) async fn exchange(
         &self,
         principal: Principal,
@@ -298,7 +299,7 @@ fn record(
     Ok(())
 }
 
-/// The target of a redirect that keeps the method.
+/// The target of a redirect. The caller follows every redirect with the same method.
 fn redirect_target(response: &HttpResponse) -> Option<Url> {
     if !matches!(response.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
@@ -331,7 +332,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A registry writes it. No value stops requests for longer than is obeyed.
+        /// A registry chooses `Retry-After`. No value stops requests for longer than
+        /// [`MAX_RETRY_AFTER`].
         #[test]
         fn any_pause_is_bounded(value in "[ -~]{0,40}|-?[0-9]{0,30}") {
             let headers = HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]);

@@ -1,5 +1,5 @@
-//! Limits the requests to each registry host: how many run at once, and none while the host
-//! rate-limits their account or does not answer.
+//! Limits the requests to each registry host: their number at once, and no request while the host
+//! rate-limits the request's account or does not answer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -46,7 +46,8 @@ pub(super) type Principal = Option<Fingerprint>;
 
 pub(super) struct HostLimiters {
     hosts: InUseCache<HostLimiter>,
-    /// Paused hosts that delay each tenant, the latest first.
+    /// By tenant: paused hosts that delayed this tenant, the latest first. They stay in `hosts`,
+    /// because a value that is in use is not dropped.
     kept: Cache<String, Arc<Mutex<VecDeque<Arc<HostLimiter>>>>>,
     per_host: usize,
 }
@@ -107,8 +108,8 @@ impl HostLimiters {
         limiter
     }
 
-    /// Keeps the pause of a host, which has delayed this tenant. Otherwise a tenant that names many
-    /// hosts would make archaware forget it.
+    /// Keeps a host whose pause has delayed this tenant. Otherwise another tenant that names many
+    /// hosts would make archaware forget the pause.
     pub(super) fn keep(&self, tenant: &str, host: &str) {
         let Some(limiter) = self.hosts.get(host) else {
             return;
@@ -140,8 +141,8 @@ impl HostLimiters {
 }
 
 impl HostLimiter {
-    /// Waits for permission to send one request. Fails at once while the host gets no requests,
-    /// also if that begins during the wait.
+    /// Waits for permission to send one request. Fails if the host or `principal` is paused, before
+    /// or after the wait.
     ///
     /// # Errors
     ///

@@ -12,7 +12,8 @@ pub struct RegistryClient {
     pub timeout: Duration,
     /// Maximum number of concurrent requests per host.
     pub per_host: usize,
-    /// Hosts (`host[:port]`) that use plain HTTP; loopback does by default.
+    /// Hosts (`host[:port]`) that use plain HTTP, in addition to loopback with a port other than
+    /// 443.
     pub plain_http: Vec<String>,
     /// Directories with containerd's `hosts.toml` files.
     pub hosts_directories: Vec<PathBuf>,

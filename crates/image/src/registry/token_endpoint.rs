@@ -102,8 +102,9 @@ fn label_before<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
         .next()
 }
 
-/// Whether a token endpoint may be asked without a credential. Users choose the registry, and it
-/// must not make archaware send requests to its own machine or to a cloud's metadata service.
+/// Whether a token endpoint may be asked without a credential. Users choose the registry, and the
+/// registry must not make archaware send requests to archaware's own machine or to a cloud's
+/// metadata service.
 ///
 /// # Errors
 ///

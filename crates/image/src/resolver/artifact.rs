@@ -1,5 +1,5 @@
-//! Artifacts that are named by themselves or attached to an image. They are read as images are:
-//! with the same names, credentials, mirrors, slots and limits.
+//! Reads artifacts by their own reference or attached to an image. References, credentials, mirrors
+//! and host limits are the same as for images.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -26,15 +26,16 @@ use super::{
 /// Maximum number of images of an index to which artifacts may be attached: each costs a request.
 /// Real indexes have up to twenty.
 const MAX_IMAGES: usize = 32;
-/// How many of them are asked for at a time, as the layers of an image are pulled.
+/// How many images of an index are looked up concurrently, like layers in an image pull.
 const CONCURRENT_READS: usize = 4;
 /// Maximum number of concurrent reads of attached documents for pods that do not ask for image
 /// selection.
 pub(super) const MAX_ATTACHED_READS: usize = 16;
-/// How long one of them goes on when no pod waits any more: three requests.
+/// Timeout of one read of attached documents, which continues when no pod waits any more. Enough
+/// for three requests.
 const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
-/// How an image or artifact leads to its document.
+/// Which kind of artifact to read, and where to look for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ArtifactQuery {
     kind: &'static ArtifactKind,
@@ -53,12 +54,13 @@ enum Place {
 }
 
 impl Resolver {
-    /// The content of an artifact of a kind, or of the artifacts that are attached to an image of
-    /// this name, within a deadline.
+    /// Reads an artifact of a kind by the reference in `request`. If the reference names an image,
+    /// reads the artifacts attached to it or to the images of its platforms. Gives up at the
+    /// deadline.
     ///
     /// # Errors
     ///
-    /// When it cannot be read in time, or is none of this kind.
+    /// When the artifact cannot be read in time, or no artifact of this kind is found.
     pub async fn artifact_by(
         &self,
         kind: &'static ArtifactKind,
@@ -129,7 +131,7 @@ impl Resolver {
         }
     }
 
-    /// Reads on when the pod stops waiting, so that the next one finds the answer.
+    /// The read continues when the pod stops waiting, so that the next pod finds the answer.
     async fn fetch_attached(
         &self,
         image: &str,
@@ -184,13 +186,13 @@ fn late(image: &str) -> ImageError {
     ImageError::unanswered(image, "not read within resolution.budget", None)
 }
 
-/// The name of failures.
+/// The subject under which failures of this query are cached.
 fn failure_subject(context: &RequestContext, digest: &Digest, query: ArtifactQuery) -> String {
     format!("{} {}@{digest}", query.key(), context.reference.name())
 }
 
 impl ArtifactQuery {
-    /// A part of keys.
+    /// Kind and place, as a part of cache keys.
     fn key(self) -> String {
         let place = match self.place {
             Place::Named => "named",
@@ -199,7 +201,7 @@ impl ArtifactQuery {
         format!("{} {place}", self.kind.name)
     }
 
-    /// The content that is attached to an image, as it is remembered.
+    /// The content of a cached answer, or an error if nothing is attached to the image.
     fn content(self, known: Attached, image: &Digest) -> Result<Arc<ArtifactContent>, ImageError> {
         match known {
             Attached::Content(content) => Ok(content),
@@ -334,7 +336,7 @@ impl ResolverInner {
                 Ok(content)
             }
             Err(error) => {
-                // Most images have nothing: that is no failure.
+                // Most images have no attached artifact. That is not a failure.
                 let has_none = matches!(
                     &error,
                     ImageError::Artifact {
@@ -447,7 +449,7 @@ impl ResolverInner {
         let artifact = parse(&digest, &manifest)?;
         let none = || query.nothing_attached(image);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
-        // A registry may claim anything of what refers to an image.
+        // The registry's list of referrers is not trusted: the artifact must name the image itself.
         if subject != Some(&*image.to_string()) {
             return Err(none());
         }

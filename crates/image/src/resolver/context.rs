@@ -18,8 +18,8 @@ pub(super) struct RequestContext {
     pub(super) reference: Reference,
     pub(super) policy: PullPolicy,
     pub(super) credentials: Arc<[Credential]>,
-    /// With `perCredential`: the combined fingerprint of all credentials. Such a request shares no
-    /// answers.
+    /// With `perCredential`: the combined fingerprint of all credentials. Such a request shares
+    /// answers only with requests that have the same credentials.
     pub(super) isolated: Option<Fingerprint>,
 }
 

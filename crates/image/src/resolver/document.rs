@@ -89,7 +89,7 @@ impl ResolverInner {
 }
 
 impl ResolverInner {
-    /// Where the documents of an image come from. `subject`: the name of failures.
+    /// The source of an image's documents. `subject`: the key of cached failures.
     pub(super) fn document_source<'a>(
         &'a self,
         context: &'a RequestContext,
@@ -114,7 +114,7 @@ impl ResolverInner {
 pub(super) struct DocumentSource<'a> {
     inner: &'a ResolverInner,
     context: &'a RequestContext,
-    /// With the time by which all documents have to be read.
+    /// containerd and the deadline of all reads from it.
     containerd: Option<(&'a Containerd, Deadline)>,
     /// A recent failure of the registry. containerd may have the document by now, but the registry
     /// is not asked again.
@@ -127,7 +127,7 @@ pub(super) struct DocumentSource<'a> {
 }
 
 impl DocumentSource<'_> {
-    /// The root document, and the media type that its source said.
+    /// The root document, and the `Content-Type` if a registry returned it.
     pub(super) async fn root(
         &self,
         found: &ResolvedDigest,

@@ -1,4 +1,4 @@
-//! What the node holds of an image that cannot be resolved: evidence of last resort.
+//! The platforms of the node's copy of an image that cannot be resolved: weak evidence.
 
 use crate::{reference::Reference, summary};
 use archaware_platform::PlatformSet;

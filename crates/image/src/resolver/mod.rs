@@ -116,8 +116,8 @@ pub struct Resolved {
     pub media_type: &'static str,
     /// Where the answer came from.
     pub source: ResolutionSource,
-    /// Where the credential was found that the registry asked for; `None` if it was not asked, or
-    /// answers everybody.
+    /// Source of the credential that the registry required; `None` if no registry was asked, or if
+    /// it required none.
     pub credential: Option<CredentialSource>,
 }
 
@@ -130,7 +130,6 @@ struct Origin {
 }
 
 impl Origin {
-    /// Without a credential.
     const fn without_credential(source: ResolutionSource) -> Self {
         Self {
             source,
@@ -269,7 +268,7 @@ impl Resolver {
         }
     }
 
-    /// Finishes the started writes to containerd, within two seconds. Later writes are dropped.
+    /// Finishes the queued writes to containerd, within two seconds. Later writes are dropped.
     pub async fn finish_writes(&self) {
         if let Some(store) = self.0.store() {
             store.finish().await;
@@ -498,7 +497,8 @@ impl ResolverInner {
             return Some(partial);
         };
         trace::cached("platforms", digest, "held");
-        // Content in containerd expires unless it is touched on each day on which it is used.
+        // Content in containerd expires some days after its last touch, so content in use is
+        // touched once a day.
         if let Some(store) = self.store()
             && known.last_touched != Store::today()
         {

@@ -1,4 +1,4 @@
-//! Answers that survive the process without containerd, for commands that people run again.
+//! Results that a later process can use without containerd, for commands that people run again.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,12 +14,12 @@ use archaware_platform::{NoPlatformReason, Platform, PlatformSet, media_type::MA
 
 use super::{ResolutionSource, Resolved, Resolver};
 
-/// What a later process may know of an image.
+/// The part of a [`Resolved`] that a later process may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SavedImage {
-    /// The normalised name with its tag, if everybody may read it; otherwise only the content of
-    /// the digest is saved.
+    /// The normalised name with its tag, if the registry required no credential. `None` otherwise,
+    /// and for a name with a digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reference: Option<String>,
     digest: String,
@@ -63,8 +63,8 @@ impl Resolver {
         })
     }
 
-    /// Uses what an earlier process saved, by the same rules as if this process had found it then:
-    /// a tag that is too old is looked up again. What cannot be understood is left out.
+    /// Caches the result of an earlier process. The tag keeps its age, so an old tag is looked up
+    /// again. Malformed parts are ignored.
     pub fn restore(&self, saved: &SavedImage) {
         let inner = &self.0;
         if inner.settings.per_credential {
@@ -122,7 +122,7 @@ impl SavedImage {
     }
 }
 
-/// `linux/arm64/v8`, and `*` for every OS: what `Display` writes.
+/// Parses what `Display` writes, for example `linux/arm/v7`. `*` is every OS.
 fn platform(text: &str) -> Option<Platform> {
     let mut parts = text.splitn(3, '/');
     let (os, architecture) = (parts.next()?, parts.next()?);

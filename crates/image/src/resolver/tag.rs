@@ -1,5 +1,5 @@
-//! Resolves a tag to a digest: from the node's image record if that is as fresh as a cached tag has
-//! to be, otherwise from the registry.
+//! Resolves a tag to a digest: from the node's image record if it is younger than the lifetime of
+//! cached tags, otherwise from the registry.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::{
 
 use super::{MEMORY, Origin, PullPolicy, RequestContext, ResolutionSource, ResolverInner};
 
-/// What a tag points at.
+/// The digest of an image, and where it came from.
 #[derive(Clone)]
 pub(super) struct ResolvedDigest {
     pub(super) digest: Digest,
@@ -31,8 +31,8 @@ pub(super) struct ResolvedDigest {
     pub(super) root: Option<Arc<RegistryResponse>>,
     /// containerd did not answer for this image and is not asked again.
     pub(super) without_containerd: bool,
-    /// Set if a registry just returned this publicly: persist it to containerd. Only one of the
-    /// concurrent callers does it.
+    /// Set if a registry just returned this digest without a credential. One of the concurrent
+    /// callers then persists the tag to containerd.
     persist_once: Option<Arc<AtomicBool>>,
 }
 
@@ -65,7 +65,7 @@ impl ResolvedDigest {
     }
 }
 
-/// Failures that say nothing about the image itself.
+/// Whether an error reveals nothing about the image itself, so that a stale tag may be used.
 pub(super) fn allows_stale_tag(error: &ImageError) -> bool {
     matches!(error.reason(), Reason::Unavailable | Reason::RateLimited)
 }
@@ -118,8 +118,8 @@ impl ResolverInner {
         };
         let without_containerd = asked.is_err();
         let record = match asked.unwrap_or_default() {
-            // An older one says what the tag was. With any policy but `Always` this node would run
-            // that, but the pod may land on another one.
+            // An older record is only a fallback. With any policy but `Always` this node would run
+            // the recorded image, but the pod may run on another node.
             Some(record) if record.age < ttl => {
                 return Ok(ResolvedDigest::recorded(record.digest));
             }

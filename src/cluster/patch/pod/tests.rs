@@ -276,8 +276,9 @@ fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
 }
 
 proptest! {
-    /// What is added selects the nodes that the author selects and that suffice, nothing is added a
-    /// second time, and it can be removed again, whatever the author has written.
+    /// Whatever affinity the author has written: with archaware's additions, it selects those of
+    /// the author's nodes that suffice for the images. A second decision adds nothing, and the
+    /// additions can be removed again.
     #[test]
     fn affinity_of_variants_is_added_once_and_comes_off(
         terms in prop::option::of(prop::collection::vec(
@@ -320,8 +321,8 @@ proptest! {
             affinity_change::decide(&wanted, Vec::new(), author)
         };
         let pod = subject(before.clone());
-        // Terms of another architecture than the images' are the author's mistake, which is told in
-        // another place.
+        // Terms that exclude all architectures of the images are the author's mistake, which
+        // archaware reports elsewhere (`ArchitectureExcluded`).
         let author = AuthorNodes { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
         prop_assume!(!author.excludes_all(&set));
         let added = change(&pod, selected.as_ref(), true);

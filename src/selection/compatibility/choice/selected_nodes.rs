@@ -109,8 +109,9 @@ type Expressed<'a> = (&'a Compatibility, NodeSet);
 
 impl<'a> Choice<'a> {
     /// Requirements on nodes: the rules themselves, so that they also select nodes that join later.
-    /// Only a regular expression is replaced by the values that the groups have. Rules that labels
-    /// do not express name the nodes; `None` if there are too many of these nodes.
+    /// The values that the groups have replace regular expressions and versions. If labels do not
+    /// express the rules of NFD, the requirements name the nodes; `None` if that is not possible
+    /// either, or the requirements are too large for a pod.
     pub fn nodes(&self) -> Option<SelectedNodes> {
         let best = (self.best.entry, self.alternatives(&self.best)?);
         // Further entries with the same image may be left out: they only widen the affinity.
@@ -283,7 +284,7 @@ impl Fit<'_> {
                     elements,
                     name: None,
                 } => (elements.as_deref().unwrap_or_default(), Some(feature)),
-                // Labels have no expression for the name of some element.
+                // Node affinity has no operator for the name of some element.
                 FeatureMatch::Feature { .. } => return None,
                 FeatureMatch::Never => return Some(NodeSet::none()),
             };
@@ -308,7 +309,7 @@ impl Fit<'_> {
         Some(NodeSet::all_of(all))
     }
 
-    /// The names of the nodes.
+    /// The nodes by their names; `None` if there are too many, or a name is not known.
     fn by_hosts(&self) -> Option<NodeSet> {
         let are_known = self.groups.iter().all(|group| !group.hosts.is_empty());
         let hosts = self.groups.iter().flat_map(|group| group.hosts).cloned();

@@ -156,7 +156,7 @@ fn what_fits_nowhere_is_explained() {
     );
 }
 
-/// Which nodes can run an image is asked only for the entries that are considered.
+/// The choice asks for the images of the entries that it considers, and for no other images.
 #[test]
 fn an_image_that_is_not_known_is_asked_for() {
     let gpu: Condition<'_> = ("gpu", "Exists", &[]);

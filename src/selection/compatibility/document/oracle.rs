@@ -1,5 +1,5 @@
-//! Compares whole documents of Node Feature Discovery with another interpreter, which works on the
-//! generated rules.
+//! Compares the evaluation of whole documents of Node Feature Discovery with a second interpreter,
+//! which evaluates the generated rules without parsing a document.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Documents that are attached to the images of single platforms, as one document of the image that
-//! contains them.
+//! Merges the documents that are attached to the images of an index, one for each platform, into
+//! one document.
 
 use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(tags, ["linux/amd64", "linux/arm64"]);
     }
 
-    /// A node of v7 takes the image for v7. It has the document, and the image for v6 has none.
+    /// A node of v7 runs the image for v7, which has a document. The image for v6 has none.
     #[test]
     fn variants_without_a_document_do_not_open_those_that_have_one() {
         let [v6, v7] = ["linux/arm/v6", "linux/arm/v7"].map(platform);

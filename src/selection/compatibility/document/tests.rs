@@ -162,7 +162,7 @@ fn the_format_of_node_feature_discovery() {
         };
         assert_eq!(fits(&document, node), expected, "{name}");
     }
-    // Without the object, labels say a part of it.
+    // Without a `NodeFeature` object, labels still contain a part of the features.
     let of = labels(&[
         ("feature.node.kubernetes.io/cpu-cpuid.AVX2", "true"),
         ("feature.node.kubernetes.io/kernel-version.major", "6"),
@@ -217,7 +217,6 @@ fn what_is_no_document() {
 }
 
 proptest! {
-    /// Conditions, rules and alternatives hold in any order.
     #[test]
     fn the_order_of_rules_does_not_matter(
         rules in prop::collection::vec(("[a-c]", prop::sample::select(vec!["Exists", "DoesNotExist"])), 0..6),
@@ -287,7 +286,7 @@ fn values_and_patterns_are_limited() {
     assert_eq!(of("InRegexp", 129), Err(InvalidDocument::TooManyEntries));
 }
 
-/// Everything that a document has in memory counts, whatever it decides.
+/// Everything that a document keeps in memory counts, even what no rule evaluates.
 #[test]
 fn memory_is_limited() {
     let parse = |text: String| CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes());
@@ -295,7 +294,7 @@ fn memory_is_limited() {
     // Rules without expressions.
     let empty = entry(vec!["{}"; 80_000].join(","));
     assert_eq!(parse(empty).unwrap_err(), InvalidDocument::TooManyEntries);
-    // An alias stands for all that it names, and for all that its own aliases name.
+    // A YAML alias counts as the whole content of its anchor, with the content of nested aliases.
     let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..9 {
         let inner = vec![format!("*a{}", level - 1); 8].join(",");
@@ -316,7 +315,7 @@ fn memory_is_limited() {
         "rules: &all [{name: a}]\ncompatibilities: [{rules: *all}, {rules: *all}]".to_owned(),
     );
     assert_eq!(aliased.unwrap().entries.len(), 2);
-    // The largest document fits into the memory that one may take.
+    // A document of the maximum size stays below `MAX_MEMORY`.
     let names = vec![format!("{{name: {}}}", "n".repeat(30)); 5000].join(",");
     let largest = parse(entry(names)).unwrap();
     assert!(
@@ -346,7 +345,7 @@ fn messages_are_short_and_harmless() {
     assert!(wrong.to_string().chars().count() < 300, "{wrong}");
 }
 
-/// Rules read what rules before them set.
+/// Rules read the variables that earlier rules set.
 #[test]
 fn variables_are_known_where_a_rule_counts() {
     let holds = |rules: &str| {
@@ -389,17 +388,17 @@ fn variables_are_known_where_a_rule_counts() {
             vec![false],
         ),
         (format!("[{{rules: [{{}}, {is_not}]}}]"), vec![true]),
-        // In one of several ways.
+        // One alternative of `matchAny` is enough.
         (
             "[{rules: [{vars: {LEVEL: '3'}}, {matchAny: [{matchFeatures: [{feature: rule.matched, matchName: {op: In, value: OTHER}}]}, {matchFeatures: [{feature: rule.matched, matchName: {op: In, value: LEVEL}}]}]}]}]".to_owned(),
             vec![true],
         ),
-        // The first rule has none before it.
+        // No rule precedes the first rule, so `rule.matched` is missing and the condition fails.
         (
             format!("[{{rules: [{is_not}, {{vars: {{LEVEL: '3'}}}}]}}]"),
             vec![false],
         ),
-        // What depends on the node does not count.
+        // Variables of another entry or of a template depend on the node: conditions on them fail.
         (
             format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_set}]}}]"),
             vec![true, false],

@@ -5,7 +5,7 @@ use super::*;
 use Fact::{Flag, Missing, Value};
 use RuleKeys::{Features, Labels};
 
-/// An operator, `:` and a type if it has one, and values.
+/// Parses `operator:type value value`; the type and the values may be missing.
 fn expression(keys: RuleKeys, text: &str) -> Result<Expression, InvalidExpression> {
     let mut words = text.split(' ');
     let operator = words.next().unwrap();
@@ -18,8 +18,8 @@ fn expression(keys: RuleKeys, text: &str) -> Result<Expression, InvalidExpressio
     Expression::new(keys, written)
 }
 
-/// With a value, without the key, and for a flag: what lists of images say, and NFD; `None`: it
-/// means nothing.
+/// An expression, a fact, and whether the expression holds for it in documents of ocifit-k8s and of
+/// NFD; `None` if the expression is invalid there.
 type Row = (&'static str, Fact<'static>, Option<bool>, Option<bool>);
 
 fn check(rows: &[Row]) {

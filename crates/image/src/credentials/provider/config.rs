@@ -49,7 +49,7 @@ pub enum ProviderError {
 struct ProviderConfigFile {
     api_version: String,
     kind: String,
-    /// Empty may be written as null.
+    /// `null` means an empty list.
     providers: Option<Vec<Provider>>,
 }
 
@@ -141,7 +141,7 @@ impl Provider {
 
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
 
-/// Named in errors.
+/// Prefix of the file's path in error messages.
 const WHAT: &str = "credentialProviders.config ";
 
 /// The file itself, or the `*.json`, `*.yaml` and `*.yml` files of a folder, sorted.
@@ -172,8 +172,8 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         problem,
     };
     let options = serde_saphyr::options! { with_snippet: false };
-    // By way of a `Value`: the YAML parser's code for each type would make the program larger.
-    // Numbers are no texts then, as for the kubelet.
+    // Parsed as a `Value` first, because the YAML parser's code for each type would make the
+    // program larger. So numbers are not accepted as strings, as in the kubelet.
     let value: serde_json::Value = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| malformed(error.to_string()))?;
     let file: ProviderConfigFile =

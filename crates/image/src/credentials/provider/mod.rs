@@ -26,8 +26,8 @@ use protocol::CacheKey;
 const MAX_ANSWERS: usize = 1024;
 /// How long a failed plugin is not run again for the same image.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Cache key of answers that apply to every image, and of the first run, which shows what answers
-/// apply to.
+/// Cache key of answers that apply to every image. Also the key of a plugin's first run, because
+/// only its answer shows the plugin's `cacheKeyType`.
 const GLOBAL: &str = "global";
 /// How often a caller joins a run for another image in the hope that its answer applies.
 const MAX_JOINS: usize = 2;
@@ -147,9 +147,9 @@ impl Providers {
         Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
     }
 
-    /// The answer of one plugin. However many images wait, it runs once for each cache key: which
-    /// one that is, its first answer shows. A run for another image that takes long or does not
-    /// apply is not waited for again.
+    /// The answer of one plugin. However many images wait, the plugin runs once for each cache key.
+    /// Its first answer shows the kind of key (`cacheKeyType`). If a run for another image takes
+    /// long, or [`MAX_JOINS`] answers do not apply, the plugin runs for this image.
     async fn request_credentials(
         &self,
         index: usize,

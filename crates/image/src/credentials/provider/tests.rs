@@ -26,8 +26,8 @@ impl Node {
             self.0.path().display(),
             runs.display()
         );
-        // A process that another test starts meanwhile would have the file open for writing, and the
-        // kernel executes no such file (ETXTBSY). So another process makes it.
+        // A process that another test starts meanwhile could inherit the file open for writing, and
+        // the kernel refuses to execute such a file (ETXTBSY). So `install` writes the plugin.
         let written = self.0.path().join(format!("{name}.text"));
         fs::write(&written, text).unwrap();
         let install = Command::new("install")
@@ -103,7 +103,8 @@ async fn the_protocol_is_the_kubelet_s() {
         serde_json::from_slice(&fs::read(node.0.path().join("plug.stdin")).unwrap()).unwrap();
     let expected = serde_json::json!({"apiVersion": V1, "kind": "CredentialProviderRequest", "image": "a.reg.io/team/app"});
     assert_eq!(asked, expected);
-    // Cached for the registry. Another registry causes another run, one that does not match none.
+    // Cached for the registry. Another registry causes another run. A registry that does not match
+    // causes none.
     assert_eq!(users(&providers, "a.reg.io/other").await, ["u:p"]);
     assert_eq!(node.runs("plug"), 1);
     assert_eq!(users(&providers, "b.reg.io/x").await, ["u:p"]);
@@ -173,7 +174,7 @@ async fn concurrent_requests_share_one_run_and_plugins_run_in_order() {
     assert_eq!((node.runs("slow"), node.runs("quick")), (1, 1));
 }
 
-/// A cold start of a cluster: nobody knows yet that the plugin's answers apply to a whole registry.
+/// A cold start of a cluster: no answer has shown yet what the plugin's answers apply to.
 #[tokio::test]
 async fn a_thousand_images_of_a_registry_cost_one_run() {
     for (applies_to, runs) in [("Registry", 2), ("Global", 1), ("Image", 20)] {
@@ -207,7 +208,7 @@ async fn a_failure_hides_no_broader_answer() {
         "",
         "{\"r.io\": {\"username\": \"u\", \"password\": \"p\"}}",
     );
-    // Fails for one image, and answers for all at the next one.
+    // Fails for the image `bad`; for another image it returns an answer for all images.
     node.plugin(
         "plug",
         &format!("grep -q /bad \"$0.stdin\" && exit 1\n{auth}"),
@@ -219,8 +220,8 @@ async fn a_failure_hides_no_broader_answer() {
     assert_eq!(node.runs("plug"), 2);
 }
 
-/// Eight images of their own answers, four runs at once of three seconds each: the last four wait
-/// for three seconds before their run begins, longer than a run may take together with it.
+/// Eight images, each with its own run of three seconds, four runs at once. The last four images
+/// wait three seconds for a slot: wait and run together are longer than [`ANSWER_TIMEOUT`].
 #[tokio::test]
 async fn time_in_the_line_does_not_count() {
     let node = Node::new();
@@ -242,8 +243,8 @@ async fn time_in_the_line_does_not_count() {
     assert_eq!(node.runs("plug"), 9);
 }
 
-/// The first run shows what answers apply to. One that hangs must not take the credentials of all
-/// other images along.
+/// All images wait for the first run, which shows what answers apply to. If that run hangs, the
+/// other images must still get credentials.
 #[tokio::test]
 async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
     let node = Node::new();

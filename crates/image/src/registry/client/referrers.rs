@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A registry writes it.
+        /// A registry chooses the `Link` header.
         #[test]
         fn any_header_has_a_query_or_none(header in "[ -~]{0,60}|([<>;,=?#\" a-z]{0,40}rel=next)") {
             if let Some(query) = next_query(&header) {

@@ -144,7 +144,7 @@ async fn addresses_are_checked_after_the_name_is_resolved() {
     assert!(
         refused.contains("169.254.169.254") && refused.contains("registries.allowLocalAddresses")
     );
-    // What the operator wrote into a hosts.toml may be anywhere.
+    // Hosts in the operator's hosts.toml may have any address.
     let allowed = addresses(&dns, "metadata.test", AddressCheck::AllowAll).await;
     assert_eq!(allowed.unwrap(), ["169.254.169.254"]);
 }
@@ -159,7 +159,7 @@ async fn names_that_are_never_answered_hold_up_no_others() {
             tokio::spawn(async move { addresses(&dns, &name, AddressCheck::RefuseLocal).await })
         })
         .collect();
-    // They have begun.
+    // Wait until lookups have taken all slots of the domain.
     let slots = loop {
         if let Some(slots) = dns.0.domains.get("silent.test")
             && slots.available_permits() == 0
@@ -178,7 +178,7 @@ async fn names_that_are_never_answered_hold_up_no_others() {
     }
 }
 
-/// In a pod: five dots are needed, and search domains come first.
+/// As in a pod (`ndots:5`): names with fewer than five dots are tried with search domains first.
 #[tokio::test]
 async fn search_domains_and_the_hosts_file() {
     let server = NameServer::start(&[

@@ -25,7 +25,8 @@ pub(super) struct HostEntry {
     pub(super) dial_timeout: Option<Duration>,
 }
 
-/// Why the file cannot be used. Header values may be secrets, so no value is quoted.
+/// Why the file cannot be used. Header values may be secrets, so no value is quoted, except an
+/// unknown capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HostsFileError {
     #[error("not TOML at line {0}")]

@@ -55,8 +55,8 @@ pub(super) enum Role {
     Origin,
     /// A mirror.
     Mirror,
-    /// The previous host over plain HTTP, asked only if it answered that it speaks no TLS. Gets no
-    /// credential and no header of `hosts.toml`.
+    /// The previous host over plain HTTP, asked only if that host speaks no TLS. Gets no credential
+    /// and no header of `hosts.toml`.
     Fallback,
 }
 
@@ -84,8 +84,8 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// These settings without the client certificate, for hosts of redirects, for which the
-    /// certificate is not.
+    /// These settings without the client certificate, which must not be sent to other hosts
+    /// (redirects and token endpoints).
     pub(super) fn without_identity(self: &Arc<Self>) -> Arc<Self> {
         match &self.identity {
             None => self.clone(),
@@ -198,8 +198,8 @@ impl Hosts {
         Ok(known.hosts)
     }
 
-    /// The registry under its own name: HTTPS, except on loopback with a port other than 443 and
-    /// hosts in `plainHttp`.
+    /// The registry under its own name: HTTPS, except for hosts in `plainHttp` and for loopback
+    /// with a port other than 443.
     fn origin_host(&self, reference: &Reference) -> Host {
         let host = reference.api_host().to_ascii_lowercase();
         let loopback = is_loopback(&host);
@@ -224,8 +224,8 @@ impl Hosts {
             resolves: true,
             role: Role::Origin,
             headers: HeaderMap::new(),
-            // containerd does not verify certificates of loopback addresses either, unless reported
-            // to.
+            // containerd does not verify certificates of loopback addresses either, unless TLS is
+            // configured.
             transport: Arc::new(Transport {
                 skip_verify: loopback && !plain,
                 ..Transport::default()
@@ -257,7 +257,7 @@ impl Endpoint {
         }
     }
 
-    /// The server that a URL is at, without its path.
+    /// The registry API (`/v2`) on the server of a URL.
     pub(super) fn new_base(url: &Url) -> Self {
         let mut base = url.clone();
         base.set_path("/v2");

@@ -1,5 +1,5 @@
-//! Reads the settings of one registry from the directories of `hosts.toml` and the files beside
-//! them.
+//! Reads the settings of one registry: `hosts.toml` and the files beside it, in the registry's
+//! folder.
 
 use std::{
     path::{Path, PathBuf},
@@ -155,8 +155,8 @@ fn transport(
     }
 }
 
-/// The addresses of an entry. TLS settings on an http address mean that https is tried first,
-/// except on port 80.
+/// The addresses of an entry. If an http address has TLS settings, https is tried first, unless
+/// `entry.url` has port 80.
 fn addresses(
     entry: &HostEntry,
     registry: &str,
@@ -185,7 +185,7 @@ fn addresses(
     let Some(url) = &entry.url else {
         let own = own.endpoint.clone();
         return match own.secured() {
-            // The address is plain HTTP, but certificates are configured for it.
+            // The address is plain HTTP, but TLS settings are configured for it.
             Some(secure) if own_tls => vec![host(secure, Role::Origin), host(own, Role::Fallback)],
             _ => vec![host(own, Role::Origin)],
         };
@@ -203,8 +203,8 @@ fn addresses(
     };
     let both = own_tls && url.port_or_known_default() != Some(80);
     match endpoint.secured() {
-        // Only the secure address gets credentials: a certificate that fails verification must not
-        // leak them.
+        // Only the https address gets credentials, so that the fallback to plain HTTP cannot leak
+        // them.
         Some(secure) if both => vec![host(secure, role), host(endpoint, Role::Fallback)],
         _ => vec![host(endpoint, role)],
     }

@@ -70,8 +70,8 @@ fn the_same_image_runs_on_further_nodes() {
     );
 }
 
-/// Without a selection, weights are preferences, also that of an only entry. Entries without a
-/// weight say nothing.
+/// Without a selection, weights become preferences, even if there is only one entry. Entries
+/// without a weight add no preference.
 #[test]
 fn weights_are_preferences() {
     let (fast, faster, any): (Condition<'_>, Condition<'_>, Condition<'_>) = (
@@ -96,7 +96,7 @@ fn weights_are_preferences() {
             vec![(200, vec![faster]), (100, vec![fast])],
             vec![("faster", 100), ("fast", 50)],
         ),
-        // What holds everywhere is preferred to nothing, and what holds nowhere is not written.
+        // Rules that hold on all nodes, or on no node, add no preference.
         (vec![(10, vec![]), (5, vec![fast, faster])], vec![]),
         (
             vec![(10, vec![fast, any]), (-5, vec![faster])],
@@ -164,7 +164,7 @@ fn pairs_that_no_node_satisfies_are_left_out() {
     let both = of("a").and_on(of("b"), &groups);
     assert_eq!(both.required.terms().len(), 2);
     assert!(groups.iter().all(|group| both.select_group(group)));
-    // Where all of them can be written, nodes that come later count.
+    // If there are few pairs, all are written, because nodes that join later may satisfy them.
     let few = |key: &str| SelectedNodes {
         required: of(key).required.truncated(4),
         preferred: Vec::new(),
@@ -175,7 +175,7 @@ fn pairs_that_no_node_satisfies_are_left_out() {
     assert_eq!(none.required.terms().len(), 16, "as many as without nodes");
 }
 
-/// Nodes that are selected by their names are of the groups that have them.
+/// A requirement on the names of nodes selects the groups that contain these nodes.
 #[test]
 fn names_select_the_groups_that_have_them() {
     let nodes = ["a=1", "a=2"].map(labels);
@@ -200,7 +200,7 @@ fn features(text: &str) -> CompatibilityDocument {
     CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes()).unwrap()
 }
 
-/// Labels of NFD say it, or the nodes are named.
+/// Rules on features become requirements on NFD's labels, or else on the names of nodes.
 #[test]
 fn features_become_labels_or_names() {
     let avx = "feature.node.kubernetes.io/cpu-cpuid.AVX2=true";
@@ -226,7 +226,8 @@ fn features_become_labels_or_names() {
     assert_eq!(required(&exists, &groups).unwrap(), by_label);
     let by_regexp = with("matchName: {op: InRegexp, value: [^AVX]}");
     assert_eq!(required(&by_regexp, &groups).unwrap(), by_name);
-    // Without any label of the feature NFD knows nothing of it, which no label says.
+    // `DoesNotExist` on the label would also select nodes without the feature `cpu.cpuid`, where
+    // the rule does not hold. So the requirement names the nodes.
     let absent = with("matchExpressions: {SVE: {op: DoesNotExist}}");
     assert_eq!(required(&absent, &groups).unwrap(), by_name);
     groups[0].hosts = &[];
@@ -314,7 +315,7 @@ fn impossible_alternatives_are_left_out() {
     assert_eq!(of(&[version]), ["In 25"]);
 }
 
-/// More than a pod should carry.
+/// An affinity with too many values is too large for a pod.
 #[test]
 fn large_choices_are_refused() {
     let many: Vec<String> = (0..200).map(|n| format!("host=node-{n}")).collect();
