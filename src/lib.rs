@@ -37,8 +37,8 @@
 //! | `cli` | the commands; builds the parts and connects them | |
 //!
 //! `platform`, `placement` and `image` are crates of their own, as are the small helpers in
-//! `archaware_base`: Cargo sees to it that they do
-//! not know the program. A module uses only those above it in the list of `tests/shape/main.rs`.
+//! `archaware_base`, so Cargo ensures that they do not depend on this crate. A module uses only
+//! modules above it in the list of `tests/shape/main.rs`.
 
 pub mod admission;
 pub mod cli;
@@ -59,7 +59,7 @@ pub mod server;
 pub mod sources;
 pub mod telemetry;
 
-// Under the names of their folders, as if they were modules.
+// Re-exports the crates under the names of their folders, so that they are used like modules.
 pub use archaware_base::{backoff, error};
 pub use archaware_image as image;
 pub use archaware_placement as placement;

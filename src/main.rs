@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 /// musl's own allocator serves one thread at a time. Builds for other C libraries use mimalloc too,
-/// so that they allocate like the image.
+/// so that they behave like the container image, which uses musl.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -325,8 +325,8 @@ impl ScriptedApi {
             "metadata": { "resourceVersion": state.version.to_string() } }))
     }
 
-    /// The current objects, the end of the list, and later changes; `unbound`: of pods without a
-    /// node.
+    /// Streams the current objects, the bookmark that ends the list, and later changes. `unbound`:
+    /// only of pods without a node.
     fn watch(&self, path: &str, unbound: bool) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();

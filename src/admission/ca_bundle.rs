@@ -11,7 +11,7 @@ pub(super) type CaBundle = Option<Arc<str>>;
 /// The `caBundle` in the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Published {
-    /// Not read yet.
+    /// Not read yet, or not written because another writer keeps changing the configuration.
     #[default]
     Unknown,
     /// There is no configuration, or archaware does not maintain its `caBundle`.

@@ -1,7 +1,7 @@
-//! The admission webhook: completes pods, nodes and DaemonSets before they are stored. Uses the
-//! resolver and the decisions of the controllers. Every failure admits the object unchanged, and
-//! the controllers complete it. With `onMiss: gate` pods whose images are not known in time get a
-//! gate.
+//! The admission webhook: completes pods, nodes and DaemonSets before they are stored. It resolves
+//! images and decides in the same way as the controllers. Every failure admits the object
+//! unchanged, and the controllers complete it. With `onMiss: gate` pods whose images are not known
+//! in time get a scheduling gate.
 
 mod ca_bundle;
 mod certificate;

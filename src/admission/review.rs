@@ -165,7 +165,7 @@ impl AdmissionResponse {
     }
 }
 
-/// It is written for each pod, so it is not built as a `Value` first.
+/// The answer is serialised for each pod, so it is not built as a `Value` first.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ReviewAnswer<'a> {

@@ -11,14 +11,14 @@ use crate::{
     placement::{Decision, PlacementPolicy, annotation, change::PodChange, record::FoundAdditions},
 };
 
-/// A pod that is being created, with and without what an earlier call added.
+/// A pod that is being created, with and without the additions of an earlier call of the webhook.
 pub(super) struct ReviewedPod {
     pub(super) pod: Pod,
     /// Without the additions of an earlier call; `None` if there are no additions.
     spec: Option<PodSpec>,
     annotations: Option<BTreeMap<String, String>>,
     pub(super) namespace: String,
-    /// What an earlier call added.
+    /// The recorded additions of an earlier call.
     pub(super) recorded: PodChange,
     pub(super) found: FoundAdditions,
 }
@@ -65,7 +65,7 @@ impl ReviewedPod {
         }
     }
 
-    /// A toleration for every architecture, unless it has one.
+    /// A toleration for every architecture, unless the pod has one already.
     pub(super) fn tolerate_all(&self, policy: &PlacementPolicy) -> PodChange {
         let existing = self.spec().tolerations.as_deref();
         let mut existing = existing.unwrap_or_default().iter();

@@ -36,8 +36,8 @@ use super::{certificate::CertResolver, http::Handler};
 const MAX_CONNECTIONS: usize = 2048;
 /// Timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// After between one and two times this, a connection is closed gracefully, so that the next one
-/// may reach another replica.
+/// A connection is closed gracefully after a random time between this and twice this, so that the
+/// API server's next connection may reach another replica.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Receive buffer per connection: one TLS record.
 const READ_BUFFER: usize = 16 << 10;
@@ -49,7 +49,6 @@ const ACCEPT_AFTER_SIGTERM: Duration = Duration::from_secs(3);
 /// How long requests in progress may take after that, in addition to `admission.budget`.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The server's parts.
 pub(super) struct Server {
     pub(super) listener: TcpListener,
     pub(super) served: Arc<CertResolver>,
@@ -69,7 +68,7 @@ impl Server {
     /// When TLS cannot be set up.
     pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), rustls::Error> {
         let tls = TlsAcceptor::from(Arc::new(tls(self.served.clone())?));
-        // Few API servers send all requests.
+        // A cluster has few API servers, so one address may use all connections.
         let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_CONNECTIONS, Evict::Unused);
         let drain = CancellationToken::new();
         let refused = || self.metrics.connection_refused();
@@ -139,8 +138,8 @@ async fn connection(
         async move {
             let mut answer = handler.handle(request).await;
             drop(answering);
-            // The connection is closed with the last response, because the next request may already
-            // be on its way.
+            // An old HTTP/1.1 connection ends with `Connection: close` in a response. If it were
+            // closed between two requests, the next request might already be on its way.
             if !is_http2 && Instant::now() > until {
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);

@@ -29,7 +29,7 @@ use super::{review::AdmissionResponse, reviewed_pod::ReviewedPod};
 /// only use memory.
 const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 
-/// What an answer needs to arrive before its receiver gives up.
+/// Time that is reserved for the answer to reach the API server before its timeout ends.
 pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The outcome of a request.
@@ -38,7 +38,7 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 pub(super) enum AdmissionOutcome {
     /// archaware does not decide about the object.
     Skipped,
-    /// The object has more than archaware reads.
+    /// The object is larger than archaware reads.
     Oversized,
     /// The images were not resolved in time.
     Missed,
@@ -190,13 +190,13 @@ impl Webhook {
             };
             decided = Some((decision.clone(), change));
         }
-        // Whatever is known of images: it cannot be set later.
+        // The runtime class is set even if images are unknown, because it cannot be set later.
         let class = match &evaluation {
             Some(evaluation) => evaluation.demands.class().map(str::to_owned),
             None => self.class_by_rules(&review),
         };
-        // An image that was selected on creation cannot be selected later, when the pod exists
-        // without gate.
+        // If an earlier call selected images, its additions stay: without a gate, the controller
+        // cannot select images after the creation.
         let keeps = matches!(
             outcome,
             Some(AdmissionOutcome::Missed | AdmissionOutcome::Unresolved)
@@ -214,8 +214,8 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// A pod that its author put on a node runs there, whatever its images are: no scheduler is
-    /// asked, and it may have no gate.
+    /// A pod whose author sets `nodeName` runs on that node, whatever its images are: it bypasses
+    /// the scheduler, and Kubernetes allows it no scheduling gate.
     async fn bound_pod(&self, review: &ReviewedPod) -> (AdmissionResponse, AdmissionOutcome) {
         if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
             return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
@@ -260,8 +260,9 @@ impl Webhook {
         }
     }
 
-    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a
-    /// controller, and no autoscaler makes nodes for those of DaemonSets.
+    /// Whether a pod waits behind the gate. Pods of system-critical priority classes must not wait
+    /// for a controller. Pods of DaemonSets need no gate, because no autoscaler makes nodes for
+    /// them.
     fn gates(&self, pod: &Pod, outcome: AdmissionOutcome) -> bool {
         use AdmissionOutcome::{Missed, NoCommonArchitecture, Unresolved};
         self.config().on_miss == OnMiss::Gate
@@ -356,9 +357,9 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// The result of `work` if it is there within the budget. Otherwise the work continues in the
-    /// background, within the budget of an attempt. Concurrent lookups of the same image share one
-    /// request.
+    /// The result of `work` if it is ready within the budget. Otherwise the work continues in the
+    /// background if `limits` allow that and a permit is free; `resolution.budget` limits it there.
+    /// Concurrent lookups of the same image share one request.
     async fn within_budget<T: Send + 'static>(
         &self,
         limits: RequestLimits,
@@ -389,7 +390,7 @@ impl Webhook {
     }
 }
 
-/// The answer for an object with more than archaware reads.
+/// The answer for an object that is larger than archaware reads.
 fn oversized(kind: &str) -> (AdmissionResponse, AdmissionOutcome) {
     let mut answer = AdmissionResponse::default();
     answer.warn(&format!(

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{duration, mistakes::Mistakes};
 
-/// A certificate must be published before it is used, and loaded by every replica.
+/// Minimum lifetime of a certificate. It leaves time to publish the authority, and for every
+/// replica to load the certificate.
 const MIN_LIFETIME: Duration = Duration::from_mins(1);
 /// A shorter budget is no wait at all, which `onMiss: pass` expresses.
 const MIN_BUDGET: Duration = Duration::from_millis(10);
@@ -28,7 +29,8 @@ pub struct AdmissionConfig {
     pub enabled: bool,
     /// The address that it listens on.
     pub listen: ListenAddress,
-    /// Where the API server finds it; empty: the Service archaware in its own namespace.
+    /// URL at which the API server calls the webhook; empty: the Service archaware in archaware's
+    /// namespace.
     pub url: String,
     /// The webhook's certificate.
     pub certificates: CertificatesConfig,
@@ -64,8 +66,8 @@ impl Default for AdmissionConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CertificatesConfig {
-    /// Path of a PEM file with its chain, read again when it changes; empty: archaware issues its
-    /// own.
+    /// Path of a PEM file with the certificate chain, read again when it changes; empty: archaware
+    /// issues a certificate.
     pub certificate: PathBuf,
     /// Path of a PEM file with its private key.
     pub key: PathBuf,

@@ -12,8 +12,9 @@ use crate::{
 
 use super::{Config, mistakes::Mistakes};
 
-/// Node affinity to add to pods: what autoscalers and topology spread go by. Kubernetes allows it
-/// to be set when a pod is created and while it has a scheduling gate, so this needs the webhook.
+/// Node affinity to add to pods, for autoscalers and topology spread. Kubernetes allows node
+/// affinity to be set only when a pod is created or while the pod has a scheduling gate, so the
+/// webhook is needed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AffinityConfig {
@@ -25,8 +26,8 @@ pub struct AffinityConfig {
     /// Whether pods are evicted that were created while the webhook did not answer: see
     /// autoscaling.md.
     ///
-    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that their controllers
-    /// create pods with node affinity instead.
+    /// Only pods of `ReplicaSet`s and `StatefulSet`s that wait for a node are evicted, so that
+    /// their controllers create pods with node affinity instead.
     pub recreate_pods: bool,
 }
 

@@ -250,7 +250,7 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(part), "{text}: {error}");
-            // The line after the two of the head, and not the first column.
+            // The error is on line 3, after the two header lines, and not in the first column.
             let place = error.strip_prefix("c:3:").unwrap_or_default();
             let column: String = place.chars().take_while(char::is_ascii_digit).collect();
             assert!(column.parse::<u32>().unwrap_or_default() > 1, "{error}");

@@ -37,7 +37,7 @@ pub struct ConcurrencyConfig {
     /// Requests to one registry at once.
     pub per_registry: NonZeroU16,
     /// Evictions in a minute (affinity.recreatePods, misplaced: evict, and clean --recreate-pods);
-    /// those of 10 s may happen at once.
+    /// a sixth of them may happen at once.
     pub evictions_per_minute: NonZeroU16,
 }
 

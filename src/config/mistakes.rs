@@ -1,10 +1,11 @@
-//! Values of a configuration that contradict each other, or that no type excludes.
+//! Finds values of a configuration that contradict each other, or that are invalid although their
+//! types accept them.
 
 use super::Config;
 
 /// A mistake in the values of keys.
 pub(super) struct Mistake {
-    /// The keys that it is about; the first one that the file has is named.
+    /// The keys with the mistake. The error points to the first key that the file contains.
     pub(super) keys: &'static [&'static str],
     pub(super) problem: &'static str,
 }

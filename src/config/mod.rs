@@ -50,9 +50,11 @@ pub use taint::{BoundPods, TaintConfig};
 
 /// Maximum number of rules: each is compared with each new pod.
 const MAX_RULES: usize = 64;
-/// Maximum number of emulators: each becomes a term of its pods, which have 16 at most.
+/// Maximum number of emulators: each becomes a node affinity term of pods, and archaware writes at
+/// most 16 terms (`MAX_TERMS`).
 const MAX_EMULATORS: usize = 8;
-/// Maximum number of selectors for nodes of a rule: each becomes a term of its pods.
+/// Maximum number of node selectors of a rule: each becomes a node affinity term of the rule's
+/// pods.
 const MAX_NODES: usize = 16;
 
 /// `apiVersion` of the configuration.
@@ -105,7 +107,7 @@ pub struct Config {
     /// Further tolerations for pods of some platforms: see configuration.md.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
-    /// Rules from pods to nodes: see rules.md.
+    /// Rules that add node affinity, tolerations or a runtime class to pods: see rules.md.
     #[serde(default)]
     pub rules: Vec<PodRule>,
     /// The platforms that runtime classes run, like `{wasmtime: {platforms: [wasi/wasm]}}`: see

@@ -47,7 +47,7 @@ pub enum Misplaced {
     /// A Warning event reports them.
     #[default]
     Report,
-    /// Pods are evicted whose controller creates another pod that lands elsewhere, one after the
-    /// other for each controller.
+    /// Pods are evicted if their controller creates another pod that lands elsewhere: for each
+    /// controller, one pod after the other.
     Evict,
 }

@@ -75,8 +75,9 @@ impl From<&FailureConfig> for FailurePolicy {
 }
 
 impl Config {
-    /// Empties the settings that name files, because these files exist only in the pods of the
-    /// installation. Returns the keys of the settings that were set.
+    /// Empties the settings of image access and image selection that name files, because these
+    /// files exist only in the pods of the installation. Returns the keys of the settings that were
+    /// set.
     pub fn without_files(&mut self) -> Vec<&'static str> {
         let (registries, plugins) = (&mut self.registries, &mut self.credential_providers);
         let mut found = Vec::new();
@@ -124,7 +125,7 @@ mod tests {
         platform::Os,
     };
 
-    /// What the rules of a configuration ask for a pod with these labels.
+    /// The demands of a configuration's rules for a pod with these labels.
     fn by_rules(config: &Config, labels: &[(&str, &str)]) -> Demands {
         let labels = labels
             .iter()

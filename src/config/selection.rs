@@ -9,7 +9,7 @@ use crate::names::{is_dns_subdomain, is_qualified_name};
 
 use super::{duration, mistakes::Mistakes};
 
-/// As long as the creation of a pod may wait.
+/// Maximum timeout of the predictor: the creation of a pod may not wait longer.
 const MAX_PREDICTION: Duration = Duration::from_secs(10);
 
 /// The selection of images. Pods ask for it by annotations.
@@ -18,10 +18,10 @@ const MAX_PREDICTION: Duration = Duration::from_secs(10);
 pub struct SelectionConfig {
     /// If no image of a document fits a node, the container keeps its image, or the pod is denied.
     pub on_no_match: OnNoMatch,
-    /// Documents attached to the images of other pods: prefer makes preferred node affinity of
-    /// their weights.
+    /// Documents attached to images of pods that do not ask for a selection: prefer turns their
+    /// weights into preferred node affinity.
     pub attached: AttachedDocuments,
-    /// The server that knows the models to which documents leave the choice.
+    /// The server that chooses nodes by a model, for documents that name a model.
     pub predictor: PredictorConfig,
 }
 
@@ -38,8 +38,8 @@ pub struct PredictorConfig {
     pub timeout: Duration,
     /// Path of a PEM file with certificate authorities, besides the system's.
     pub ca_bundle: PathBuf,
-    /// Labels of nodes that it gets besides those of image-selection.md: keys, or prefixes like
-    /// `nvidia.com/`.
+    /// Node labels that archaware sends to the server, besides those in image-selection.md: keys,
+    /// or prefixes like `nvidia.com/`.
     pub labels: Vec<LabelPattern>,
 }
 

@@ -62,7 +62,7 @@ pub struct Evaluation {
     pub demands: Demands,
     /// Messages of the sources.
     pub raised: Vec<Notice>,
-    /// The images that its containers could have got, with [`Evaluator::explains`].
+    /// The candidates of image selection for each container, with [`Evaluator::explains`].
     ///
     /// [`Evaluator::explains`]: super::Evaluator::explains
     pub alternatives: Vec<ImageAlternatives>,
@@ -96,8 +96,8 @@ pub struct ResolvedImages {
 /// Why no node can run a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// These sets of architectures share nothing: those of single images, and
-    /// `schedulableArchitectures`.
+    /// No architecture is in all of these sets: the sets of single images or of the pod's
+    /// annotation, and `schedulableArchitectures`.
     Disjoint(Vec<Architectures>),
     /// The pod's author selects no architecture of this set, which its images allow, and does not
     /// tolerate the taints of the nodes that the author selects.
@@ -181,8 +181,8 @@ impl Evaluation {
         })
     }
 
-    /// The message for a pod whose author selects architectures outside of this set, and whose
-    /// nodes no taint closes to it.
+    /// The message for a pod whose author selects only architectures outside of this set, and that
+    /// no taint keeps away from the selected nodes.
     pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
         format!(
             "{}. No taint keeps it away from the nodes that it selects, so it is placed there; probably it cannot run there",

@@ -85,7 +85,7 @@ impl Evaluator {
         (images, failed)
     }
 
-    /// The images that limit a pod: none if there are too many of them.
+    /// Resolves the images of a pod. Returns no images if there are more than `MAX_IMAGES`.
     pub(crate) async fn resolve_images(
         &self,
         spec: &PodSpec,
@@ -167,7 +167,7 @@ pub fn lacking<'a>(
     images.iter().filter(lacks).collect()
 }
 
-/// Whether images exist for Windows and not for linux.
+/// Whether all images with platforms exist for Windows, and none of them for Linux.
 fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) -> bool {
     let is_for = |os: &Os| {
         let named = images.clone().filter_map(|image| image.architectures(os));

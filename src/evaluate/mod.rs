@@ -76,8 +76,8 @@ impl Evaluator {
         handling == Handling::Mode(Mode::Ignore)
     }
 
-    /// The mode or the stated architectures of a pod, where they are set, and annotations with
-    /// invalid values.
+    /// The mode or the stated architectures of a pod, the source that sets them, and annotations
+    /// with invalid values.
     pub fn handling(
         &self,
         subject: Subject<'_>,

@@ -253,7 +253,7 @@ impl<T: Send + Sync + 'static> ReadObjects<T> {
         if let Some(held) = self.known.get(&name) {
             return held;
         }
-        // Expired entries are removed at each read, because they may contain secrets.
+        // Expired entries are removed at each cache miss, because they may contain secrets.
         self.known.remove_expired();
         let answer = self
             .flights

@@ -33,8 +33,8 @@ pub use runtime_class::RuntimeClassSource;
 
 /// A feature with demands on the nodes of a pod.
 pub trait DemandSource: Send + Sync {
-    /// Adds demands and notices to the evaluation. Earlier sources have added theirs. Returns the
-    /// rest of the work if the source has to read something for it.
+    /// Adds demands and notices to the evaluation. Earlier sources have added theirs. Returns a
+    /// future for the rest of the work if the source has to wait for reads.
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,
@@ -89,9 +89,9 @@ pub struct Evaluating<'a> {
     pub(crate) deadline: Instant,
     /// The evaluation, which sources complete.
     pub(crate) evaluation: Evaluation,
-    /// Documents that the selection of images could not read in time.
+    /// Documents and images that image selection could not read in time.
     pub(crate) unread: Vec<(String, ImageError)>,
-    /// The images that were read; `None` if the images do not decide.
+    /// Set when the images were read; `None` if the images do not decide.
     pub(crate) read: Option<ReadImages>,
     pub(crate) emulation: Option<Emulation>,
 }

@@ -34,7 +34,7 @@ pub struct Subject<'a> {
 /// The stage of the pod or template, which decides which fields can still be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A template: pods created from it get additional fields.
+    /// A template: only its tolerations can be changed. Its pods get the other fields on creation.
     Template,
     /// A pod that is being created: everything can be set.
     Creation,

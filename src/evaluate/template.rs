@@ -68,8 +68,8 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// Whether the template has a recorded toleration that only lacks a known key: an earlier
-    /// configuration may have had the key.
+    /// Whether the template has a recorded toleration of an architecture whose key archaware does
+    /// not know. An earlier configuration may have had the key.
     pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
         let names_architecture = |toleration: &&serde_json::Value| {
             let value = toleration.get("value").and_then(serde_json::Value::as_str);
@@ -89,7 +89,7 @@ impl<'a> Template<'a> {
         recorded.any(|toleration| !existing.contains(toleration))
     }
 
-    /// The recorded decision of these images.
+    /// The recorded decision, if the images of the template decided it and have not changed.
     pub fn decided_by_images(&self) -> Option<Decision> {
         let decision = self.record.decision_of_images();
         decision.filter(|_| self.record.is_for(&self.images))

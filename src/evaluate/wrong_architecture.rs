@@ -47,7 +47,7 @@ impl WrongArchitectureCause {
             .then_some(Self::NoMatchingPlatform)
     }
 
-    /// In words.
+    /// The cause in words, for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ExecFormatError => EXEC_FORMAT_ERROR,
@@ -108,8 +108,8 @@ pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
             || status.state.waiting.as_ref().is_some_and(is_pulled))
 }
 
-/// Whether the container waits after a failure, or has ended. A container that has not started yet
-/// waits, too.
+/// Whether the container waits after a failure, or has ended. The state `waiting` alone is no
+/// failure: a container that is still starting has it, too.
 pub fn says_failure(status: &ContainerStatus) -> bool {
     let is_starting = |detail: &StateDetail| {
         let reason = detail.reason.as_deref();
@@ -206,7 +206,8 @@ mod tests {
     const PLATFORM: Option<Cause> = Some(Cause::NoMatchingPlatform);
     const LACKS: Option<Cause> = Some(Cause::ImageLacksArchitecture);
 
-    /// Checks what a status proves if the image is for the node, and if it is not.
+    /// Checks the cause of a status if the image fits the node (second value), and if it does not
+    /// (third value).
     fn check<const N: usize>(cases: [(Value, Option<Cause>, Option<Cause>); N]) {
         for (status, fitting, lacking) in cases {
             let pod = pod(&status);
@@ -277,7 +278,7 @@ mod tests {
                 PLATFORM,
                 PLATFORM,
             ),
-            // CRI-O, of today and of before
+            // CRI-O, current and older versions
             (
                 waits(
                     "ErrImagePull",
@@ -311,7 +312,7 @@ mod tests {
                 PLATFORM,
                 PLATFORM,
             ),
-            // The reason stands in the message of another moment.
+            // While the kubelet backs off, its message may not repeat the cause of the failed pull.
             (
                 waits("ImagePullBackOff", "Back-off pulling image \"app:1\""),
                 None,

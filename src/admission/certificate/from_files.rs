@@ -1,5 +1,5 @@
-//! Serves a certificate from files, which are read again when they change. The content is compared
-//! instead of using inotify, because mounted Secrets change by replacing a symbolic link.
+//! Serves a certificate from files. They are read periodically and compared, not watched with
+//! inotify, because mounted Secrets change by replacing a symbolic link.
 
 use std::{
     path::Path,
@@ -20,7 +20,7 @@ use super::{
 /// How often the files are read. The kubelet updates mounted Secrets once a minute.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much later the replica that maintains the configuration may see its files: kubelets update
+/// How much later the replica that publishes the authority may see changed files: kubelets update
 /// mounted Secrets once a minute.
 const PUBLISH_DELAY: Duration = Duration::from_mins(2);
 

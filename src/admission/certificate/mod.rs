@@ -44,7 +44,7 @@ pub(super) enum CertificateError {
     /// The text contains no certificate.
     #[error("the file contains no PEM certificate")]
     NoCertificate,
-    /// All authorities have expired.
+    /// The authority file contains no certificate, or all of its certificates have expired.
     #[error("all certificates of the authority have expired")]
     NoAuthority,
     /// The text contains no private key.
@@ -118,7 +118,7 @@ impl KeyPairPem {
         expires(&self.certificate)
     }
 
-    /// Whether one of these authorities issued it, compared by name.
+    /// Whether the certificate names one of these authorities as its issuer.
     fn is_signed_by(&self, authorities: &str) -> bool {
         let all = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
         let issuer = first_certificate(&self.certificate)

@@ -65,7 +65,7 @@ enum SelfSignedError {
 struct RenewalState {
     /// Last content of the Secret.
     stored: Option<StoredCertificates>,
-    /// The published bundle, and since when it contains what the Secret requires.
+    /// The authorities in the Secret, and since when all of them count as published.
     settled: Option<(String, Instant)>,
 }
 
@@ -127,8 +127,8 @@ impl SelfSigned {
         }
     }
 
-    /// Reads the Secret, serves its certificate and updates it if due. Returns whether it was
-    /// updated.
+    /// Reads the Secret, serves its certificate, and writes the Secret if due. Returns whether it
+    /// was written.
     async fn reconcile_once(&self, state: &mut RenewalState) -> Result<bool, SelfSignedError> {
         let Some(secret) = self.api.find::<Secret>(&self.name()).await? else {
             let secret = self.fresh(state.stored.as_ref())?.to_secret();
@@ -153,7 +153,8 @@ impl SelfSigned {
             );
             return Ok(true);
         };
-        // Authorities first, because the registration waits for the certificate.
+        // The authorities are sent first: the `caBundle` is written as soon as there is a
+        // certificate.
         self.authorities.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&*stored.authorities);
             *old = Some((*stored.authorities).into());
@@ -222,7 +223,7 @@ impl SelfSigned {
     fn is_settled(&self, state: &mut RenewalState, stored: &StoredCertificates) -> bool {
         let known = match &*self.published.borrow() {
             Published::Unknown => false,
-            // Without a configuration the webhook is not called.
+            // Without a `MutatingWebhookConfiguration` the API server does not call the webhook.
             Published::NoBundle => true,
             Published::Bundle(bundle) => **bundle == *stored.authorities,
         };
@@ -237,7 +238,8 @@ impl SelfSigned {
         known && since.elapsed() >= self.grace()
     }
 
-    /// A new certificate: served at once, or prepared if there is one that is still valid.
+    /// Issues a certificate. It is served at once, or becomes `next` if the previous one is still
+    /// usable.
     fn fresh(
         &self,
         before: Option<&StoredCertificates>,

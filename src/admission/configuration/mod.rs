@@ -38,13 +38,13 @@ use super::{
 
 /// The only configuration that archaware reads. The authorizer compares this with `resourceNames`.
 const FIELDS: &str = "metadata.name=archaware";
-/// How often it is checked if no change is seen.
+/// How often the configuration is checked if its watch reports no change.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The pause after a failed attempt that no rule refused.
+/// The pause after a failed attempt, unless the API server refused the change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
-/// The pause after a refusal by the schema, which only another version of archaware or of the
-/// object can end.
+/// The pause after the API server rejected the change as invalid. Only another version of archaware
+/// or of the object can help.
 const REFUSED_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Maintains the configuration while this process leads.
@@ -57,7 +57,7 @@ pub(super) struct ConfigurationReconciler {
     pub(super) published: watch::Sender<Published>,
     /// Before there is a certificate, the API server must not call the webhook.
     pub(super) served: Arc<CertResolver>,
-    /// Tells whether it is registered.
+    /// Shows whether the webhook is registered.
     pub(super) metrics: AdmissionMetrics,
 }
 
@@ -79,7 +79,7 @@ struct Reconciled {
     published: Published,
     /// Whether the configuration exists.
     exists: bool,
-    /// The shortest time that the API server waits for an answer; `None` if it says none.
+    /// The shortest `timeoutSeconds` of archaware's webhooks; `None` if none of them has one.
     timeout: Option<Duration>,
     /// How long to wait before another writer's change is repaired again.
     wait: Option<Duration>,
@@ -170,8 +170,8 @@ impl ConfigurationReconciler {
                 wait: None,
             });
         };
-        // archaware's own authorities are stored in the Secret; those from files are only known
-        // here.
+        // The Secret stores all authorities that archaware issued. Earlier authorities from files
+        // survive a restart only in the published `caBundle`, so the two are merged.
         let from_files = !admission.certificates.certificate.as_os_str().is_empty();
         let authorities = match authorities {
             Some(new) if from_files => Some(merged(&new, &found)),
@@ -206,7 +206,7 @@ impl ConfigurationReconciler {
         }
         Ok(Reconciled {
             published: match authorities {
-                // Another writer's bundle is there.
+                // The repair waits, so the `caBundle` may still be another writer's.
                 Some(_) if wait.is_some() => Published::Unknown,
                 authorities => authorities.map_or(Published::NoBundle, Published::Bundle),
             },
@@ -279,7 +279,7 @@ fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     ca_bundle::with_authority(authority, &published.unwrap_or_default()).into()
 }
 
-/// The configuration, if it is archaware's: one of this name may belong to another owner.
+/// The configuration, if it has archaware's label: another owner may use the same name.
 async fn find(api: &ApiClient) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
     let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
     Ok(found.filter(|found| {
@@ -292,7 +292,7 @@ async fn find(api: &ApiClient) -> Result<Option<MutatingWebhookConfiguration>, A
 ///
 /// # Errors
 ///
-/// When the API server cannot be asked or refuses.
+/// When the API server cannot be reached, or refuses the request.
 pub async fn remove(api: &ApiClient, dry_run: bool) -> Result<bool, ApiError> {
     match find(api).await? {
         Some(found) if !dry_run => {
@@ -322,7 +322,7 @@ pub async fn warn_if_registered(api: ApiClient) {
 mod tests {
     use super::*;
 
-    /// A policy that denies the change is asked again after 30 s at first, after 10 min in the end.
+    /// A change that a policy denies is retried after 30 s at first, and after 10 min in the end.
     #[test]
     fn refusals_are_retried_with_growing_pauses() {
         let mut state = Maintenance::default();

@@ -1,5 +1,5 @@
-//! The webhooks of the `MutatingWebhookConfiguration`. Pure. They are in the API's form, because a
-//! typed round trip would drop fields that archaware does not know.
+//! The webhooks of the `MutatingWebhookConfiguration`, as untyped JSON, because a typed round trip
+//! would drop fields that archaware does not know. Pure.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::{
     placement::annotation,
 };
 
-/// How long the API server waits for a webhook that archaware adds, in seconds. That of an existing
-/// one is its author's: a request says how long its sender waits.
+/// `timeoutSeconds` of a webhook that archaware adds. An existing webhook keeps its author's value,
+/// because each request contains its timeout.
 const TIMEOUT: u64 = 3;
 const EXPRESSIONS: &str = "/matchExpressions";
 
-/// A webhook, and whether this configuration needs it.
+/// A webhook, and whether archaware's settings need it.
 pub(super) struct Desired {
     webhook: Value,
     is_needed: bool,
@@ -81,7 +81,7 @@ fn namespaces(own: &str) -> Value {
     ]})
 }
 
-/// Mirror pods of static pods are not scheduled, and tolerate every taint with `NoExecute`.
+/// Excludes mirror pods: their static pods are not scheduled, and tolerate every `NoExecute` taint.
 fn match_condition() -> Value {
     json!({
         "name": "archaware.dev/no-mirror",
@@ -90,7 +90,7 @@ fn match_condition() -> Value {
     })
 }
 
-/// What the first version wrote without a prefix.
+/// Whether the first version of archaware wrote this condition. Its names had no prefix.
 fn is_of_first_version(condition: &Value) -> bool {
     let (name, expression) = (text(condition, "name"), text(condition, "expression"));
     match name {

@@ -9,8 +9,8 @@ use crate::{
 
 use super::{DemandSource, Evaluating, ReadImages};
 
-/// Decides which architectures can run a pod. The following sources see the decision; the writer
-/// adds its demand together with the decision.
+/// Decides which architectures can run a pod. The following sources see the decision. The source
+/// makes no demand: `PlacementPolicy::change` derives tolerations and affinity from the decision.
 pub struct ArchitectureSource;
 
 impl DemandSource for ArchitectureSource {
@@ -63,8 +63,8 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
 }
 
 /// A pod that tolerates every architecture needs no further decision, and archaware does not ask
-/// its registry, unless the pod can still get demands, affinity or additional tolerations. A pod
-/// that was decided to tolerate everything is complete.
+/// its registry, unless the pod can still get demands, affinity or additional tolerations. If its
+/// recorded decision is `any`, it is complete.
 fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let (policy, evaluation) = (&evaluator.policy, &pod.evaluation);
     let asks = evaluation.left_out_rules().next().is_some()

@@ -11,8 +11,8 @@ use super::{DemandSource, Evaluating};
 
 /// Compares the selection of the author with the architectures of the images, and makes no demand.
 /// If no selected node runs the images, the pod has a conflict, also before all images are known:
-/// an autoscaler would make such nodes, and their taint would keep the pod away. If no taint keeps
-/// the pod away, the author has decided, and gets a notice.
+/// an autoscaler would make nodes that the author selects, and their taint would keep the pod away.
+/// If no taint keeps the pod away, the author's selection stands, and a notice reports it.
 pub struct AuthorSource;
 
 impl DemandSource for AuthorSource {

@@ -21,7 +21,7 @@ impl DemandSource for EmulationSource {
         if pod.read.is_some()
             && let Some(emulation) = emulation(evaluator, pod)
         {
-            // Native nodes come first, whatever other preferences are.
+            // Native nodes come first, so preferences for other architectures are dropped.
             let preferences = &mut pod.evaluation.preferences;
             preferences.retain(|name, _| emulation.native.contains(name.as_str()));
             pod.evaluation.demands.push(emulation.demand());
@@ -45,7 +45,9 @@ fn emulation(evaluator: &Evaluator, pod: &Evaluating<'_>) -> Option<Emulation> {
     (helps && (can_be_limited(subject) || emulation.covers(author))).then_some(emulation)
 }
 
-/// Terms that name nodes get no requirements, and terms of an existing pod no alternatives.
+/// Whether archaware can limit the pod to nodes that emulate. Terms with `matchFields` get no
+/// further requirements. Existing terms of a pod behind a gate get no alternatives, because
+/// Kubernetes allows them only to be narrowed.
 fn can_be_limited(subject: Subject<'_>) -> bool {
     let author = subject.spec.author_nodes();
     match subject.affinity_access() {

@@ -45,8 +45,8 @@ impl DemandSource for ImageLocalitySource {
 }
 
 impl Evaluator {
-    /// The nodes that hold all unresolved images of a pod; `None` if there are none or too many of
-    /// them, or if one has no valid name.
+    /// The nodes that hold all unresolved images of a pod; `None` if the pod has no or too many
+    /// unresolved images, or if the name of one is invalid.
     async fn image_locality(
         &self,
         spec: &PodSpec,

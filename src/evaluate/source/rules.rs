@@ -34,8 +34,8 @@ impl DemandSource for RuleSource {
     }
 }
 
-/// The additions of the configuration's rules for a pod. Templates get none: each of their pods
-/// does.
+/// The additions of the configuration's rules for a pod. A template gets no additions, because each
+/// of its pods gets them.
 pub(in crate::evaluate) fn applied_rules(
     evaluator: &Evaluator,
     subject: Subject<'_>,

@@ -42,7 +42,8 @@ impl DemandSource for RuntimeClassSource {
     }
 }
 
-/// The class that a pod gets on its creation. For an existing pod it is only reported.
+/// The class that a pod gets on its creation. For an existing pod or a template it is only
+/// reported.
 fn assigned(evaluator: &Evaluator, pod: &mut Evaluating<'_>) -> Option<String> {
     let subject = pod.subject();
     let has_class = subject.spec.runtime_class_name.is_some();
