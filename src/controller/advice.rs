@@ -60,8 +60,8 @@ pub(crate) async fn without_pull_secrets(
     ))
 }
 
-/// The pools of Karpenter. Without Karpenter, or without the permission, there are none to speak
-/// of.
+/// The `NodePool`s of Karpenter; empty if they cannot be listed, for example without Karpenter or
+/// without the permission.
 pub(crate) async fn node_pools(api: &ApiClient) -> Vec<NodePool> {
     let listed = api.list::<NodePool>(None).try_collect().await;
     listed.unwrap_or_else(|error| {

@@ -1,7 +1,7 @@
 //! Before a node is tainted, the pods that run there get a toleration for its taint, so that
 //! nothing changes for them: `NoExecute` would evict them, and with `NoSchedule` the descheduler
-//! would, and an autoscaler would find no other node for them. They are not watched: they are
-//! listed before a node gets its taint, and once more afterwards.
+//! would, and an autoscaler would find no other node for them. Bound pods are not watched:
+//! archaware lists them before a node gets its taint, soon afterwards, and then every hour.
 
 mod batch;
 mod checks;
@@ -47,7 +47,7 @@ impl BoundPods {
         permitted
     }
 
-    /// The node has this taint, and keeps it.
+    /// Requests checks of the pods of a node that has this taint and keeps it.
     pub(super) fn recheck(&self, node: &Node, taint: &Taint) {
         let mut checks = self.0.checks.lock();
         checks.recheck(uid(node), name(node), taint, Instant::now());
@@ -55,7 +55,7 @@ impl BoundPods {
         self.0.changed.notify_one();
     }
 
-    /// The node has none, and gets none.
+    /// Forgets a node that has no taint and gets none.
     pub(super) fn forget(&self, node: &Node) {
         self.0.checks.lock().forget(uid(node));
     }

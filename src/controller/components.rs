@@ -79,7 +79,7 @@ impl Components {
             lists: vec![pods_ready.clone(), nodes_ready.clone()],
         };
         let advice = advice.log(self.leadership.leading.clone());
-        // It ends by itself, which no other task may.
+        // The advice task ends by itself. Any other task that ends stops the process.
         let advice = advice.then(|()| std::future::pending());
         self.spawn_until_stop("advice", advice);
         let evictor = self.evictor();
@@ -116,7 +116,7 @@ impl Components {
             .spawn(tasks::timed(name, task).map(move |_| name));
     }
 
-    /// What evicts pods, for all reasons.
+    /// The evictor that all tasks share, so that one rate limit applies.
     fn evictor(&self) -> Arc<Evictor> {
         Arc::new(Evictor::new(
             self.api.clone(),
@@ -296,7 +296,8 @@ impl Components {
         stream::poll_fn(move |context| are_ready.poll_recv(context)).boxed()
     }
 
-    /// Annotations of namespaces apply to the pods and templates in them.
+    /// Reconciles all objects when a namespace changes, because annotations of namespaces apply to
+    /// the pods and templates in them.
     fn of_namespaces<K: ApiObject + 'static>(&self) -> Triggers<K> {
         Triggers {
             all: self.outputs.namespaces.changes().boxed(),

@@ -21,7 +21,7 @@ pub(super) struct DaemonSetSteps {
 /// Compares what matters; the DaemonSet controller updates the status often.
 pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
     old.metadata.uid == new.metadata.uid
-        // A patch tests it.
+        // Patches contain a `test` operation for the generation.
         && old.metadata.generation == new.metadata.generation
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         && old.metadata.annotations == new.metadata.annotations

@@ -51,8 +51,8 @@ pub(super) const EVICTIONS: &str = "evictions";
 const CONTROLLERS: [(&str, repairs::RepairPolicy); 3] = [
     ("nodes", repairs::OF_NODES),
     ("daemonsets", repairs::OF_TEMPLATES),
-    // By the controllers of the pods. There is at most one entry for each whose pods were evicted
-    // within a day.
+    // Keyed by the uid of the pods' controller: at most one entry for each controller whose pods
+    // were evicted within a day.
     (EVICTIONS, repairs::OF_EVICTIONS),
 ];
 
@@ -209,7 +209,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever may write the Lease may write any state, with any times.
+        /// A client that may write the Lease may write any state, with any times.
         #[test]
         fn any_state_is_read_or_ignored(
             keys in prop::collection::vec("[ -~]{0,12}", 0..4),

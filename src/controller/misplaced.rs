@@ -81,10 +81,10 @@ pub(super) struct MisplacedPods {
 /// A misplaced pod.
 struct Found {
     containers: Vec<WrongArchitecture>,
-    /// For what the image of the first one is built.
+    /// The architectures of the first container's image, if they are known.
     architectures: Option<ImageArchitectures>,
     platform: String,
-    /// Whether the image of the first one is known not to be for the node.
+    /// Whether the first container's image is known not to be for the node.
     image_lacks: bool,
     /// The architectures that its author states, if the node has none of them.
     stated: Option<Architectures>,
@@ -110,7 +110,7 @@ struct PodNode {
 }
 
 impl PodNode {
-    /// Whether it runs what a set stands for; `None` if that is not known.
+    /// Whether the node runs images of these architectures; `None` if that is not known.
     fn runs(&self, set: &Architectures) -> Option<bool> {
         suffices(set, self.architecture.as_str(), self.variant)
     }
@@ -406,7 +406,7 @@ impl MisplacedPods {
         config.admission.enabled && config.affinity.required && !self.webhook.is_excluded(pod)
     }
 
-    /// Whether the taint of the node keeps a new pod away, as far as its author decides.
+    /// Whether the taint of the node keeps a new pod away that has only its author's tolerations.
     fn is_kept_away_by_taint(&self, pod: &Pod, node: &PodNode) -> bool {
         let author = AuthorPod::new(&pod.spec, annotations(&pod.metadata));
         let tolerations = author.spec.tolerations.as_deref().unwrap_or_default();

@@ -160,7 +160,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
 
     components.start(pending);
 
-    // No task ends before `stop`.
+    // A task that ends before `stop` has failed.
     let ended = tokio::select! {
         ended = components.tasks.join_next() => ended.unwrap_or(Ok("last task")),
         ended = &mut elector => ended.map(|()| "elector"),

@@ -19,7 +19,8 @@ use super::{bound_pods::BoundPods, reconcile::ReconcileSteps};
 pub(super) struct NodeSteps {
     pub(super) policy: TaintPolicy,
     pub(super) keys: KnownKeys,
-    /// Gives pods that run tolerations first, if that is configured.
+    /// Gives tolerations to the pods of a node before the node is tainted; `None` if that is not
+    /// configured.
     pub(super) bound_pods: Option<BoundPods>,
 }
 

@@ -88,7 +88,7 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     };
     let mut needed = Vec::new();
     if admission.enabled {
-        // It is read to tell whether it exists.
+        // archaware reads the configuration to find out whether it exists.
         needed.extend(["get", "list", "watch"].map(configuration));
     }
     if admission.enabled && (admission.manage_configuration || writes_ca_bundle) {

@@ -26,14 +26,15 @@ pub(super) struct PodSteps {
     pub(super) failure: FailurePolicy,
     pub(super) metrics: Metrics,
     pub(super) admitted: AdmittedPods,
-    /// Of the API server.
+    /// The clock of the API server.
     pub(super) clock: ServerClock,
 }
 
 /// Pods that are not bound. So the cost does not depend on the number of running pods.
 pub(super) const UNBOUND: &str = "spec.nodeName=";
 
-/// Compares what matters; the scheduler updates the status of pods that it cannot place.
+/// Compares the relevant fields. `PodStatus` leaves out conditions, which the scheduler updates for
+/// pods that it cannot place.
 pub(super) fn same(old: &Pod, new: &Pod) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp

@@ -185,8 +185,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
             .patch::<R::Object>(&name, write.patch)
             .await;
         let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
-        // Without permission for this patch there is none for the removal of the gate either. If
-        // there is one a moment later, the pod would go without its decision.
+        // If the API server rejected the client, not the content, it also rejects the removal of
+        // the gate. If it accepted the removal a moment later, the pod would be scheduled without
+        // its decision.
         let is_about_content =
             matches!(&outcome, PatchOutcome::Failed(error) if error.is_about_content());
         let refusals = if refused {
@@ -214,7 +215,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
             return Some(failed);
         };
         if !is_about_content {
-            // The pod waits.
+            // The pod waits behind its gate, so the first retries follow soon.
             if refusals <= MAX_GATE_RETRIES {
                 failed.requeue = failed.requeue.map(|pause| pause.min(GATE_RETRY));
             }

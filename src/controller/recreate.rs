@@ -25,10 +25,11 @@ use crate::{
 
 use super::webhook_use::{WebhookUse, namespace_of};
 
-/// How often the pods are looked at. A pod that is not bound after this time is one that an
-/// autoscaler looks at.
+/// Interval of checks, and minimum age of a pod to evict: autoscalers consider pods that are still
+/// not bound then.
 const PERIOD: Duration = Duration::from_secs(10);
-/// If the new pods of a controller have no affinity either, something keeps the webhook from them.
+/// Pauses between evictions for a controller whose replacements have no affinity either: something
+/// keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
 /// Pauses between single evictions while it is not proven that the API server asks the webhook.
 const TRIAL_PAUSES: Backoff = Backoff::seconds(10, 3600);
@@ -44,16 +45,18 @@ pub(super) struct Recreation {
     pub(super) pods: Store<Pod>,
 }
 
-/// The controllers whose pods were evicted: how often in vain, and when last.
+/// For each controller whose pods were evicted, by uid: how many evictions were in vain, and the
+/// time of the last eviction.
 type Owners = HashMap<String, (u32, Instant)>;
 
 /// Evictions of one pod each, without a proof that the webhook is asked: how many, and when the
 /// last one was.
 #[derive(Default)]
 struct Trials {
-    /// While nothing seems to ask the webhook: for all namespaces together.
+    /// Trials while nothing shows that the API server calls the webhook. All namespaces share them.
     together: Option<(u32, Instant)>,
-    /// While something seems to ask the webhook, which tenants can forge.
+    /// Trials by namespace, while requests or pods seem to show that the API server calls the
+    /// webhook. Tenants can forge both.
     namespaces: HashMap<String, (u32, Instant)>,
 }
 
@@ -80,7 +83,7 @@ impl Trials {
         is_due
     }
 
-    /// The API server asks the webhook about pods of this namespace.
+    /// Forgets the trials, because the API server calls the webhook for pods of this namespace.
     fn succeeded(&mut self, namespace: &str) {
         self.together = None;
         self.namespaces.remove(namespace);
@@ -130,9 +133,10 @@ impl Recreation {
         }
     }
 
-    /// The pods to evict now: no more than may be evicted at once, so that their state, and that of
-    /// the webhook, is not old then. Until a pod of a namespace proves that the API server asks the
-    /// webhook again, one pod of it is tried. Namespaces take turns.
+    /// The pods to evict now, at most as many as may be evicted at once, so that the state of the
+    /// pods and of the webhook is still current when they are evicted. Until a pod proves that the
+    /// API server calls the webhook again for its namespace, one pod of the namespace is tried at a
+    /// time. Namespaces take turns.
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && self.may_evict(pod, owners, now));
@@ -187,8 +191,8 @@ fn owner(pod: &Pod) -> Option<String> {
     pod.controller().map(|owner| owner.uid.clone())
 }
 
-/// A pod that is older than the last eviction of its controller's pods has not had its turn. A
-/// newer one was created without affinity again.
+/// Whether the pod is newer than the last eviction for its controller. Then the replacement was
+/// created without affinity again. An older pod has not been evicted yet.
 fn is_in_vain(pod: &Pod, clock: &ServerClock, last: Instant, now: Instant) -> bool {
     clock.age(pod) < now.saturating_duration_since(last)
 }

@@ -39,9 +39,9 @@ pub(super) struct ControllerSettings {
 
 /// What causes reconciles besides changes of the objects.
 pub(super) struct Triggers<K: ApiObject> {
-    /// Each item: of all objects.
+    /// Each item causes a reconcile of all objects.
     pub(super) all: BoxStream<'static, ()>,
-    /// Of one object.
+    /// Each item causes a reconcile of this object.
     pub(super) one: BoxStream<'static, ObjectRef<K>>,
 }
 

@@ -27,14 +27,14 @@ pub(super) struct WebhookUse {
     /// archaware's own namespace.
     pub(super) own_namespace: String,
     pub(super) admitted: AdmittedPods,
-    /// Of the API server.
+    /// The clock of the API server.
     pub(super) clock: ServerClock,
 }
 
 impl WebhookUse {
     /// Whether a pod of the same namespace came through the webhook after this pod was created.
-    /// Pods of other namespaces prove nothing: their authors could have forged it, to have this pod
-    /// evicted.
+    /// Pods of other namespaces prove nothing: their authors could have forged the webhook's
+    /// record, to have this pod evicted.
     pub(super) fn is_proven_since(&self, pod: &Pod) -> bool {
         let newest = self.admitted.newest(namespace_of(pod));
         created(pod).is_some_and(|created| newest.is_some_and(|newest| created < newest))
@@ -50,7 +50,8 @@ impl WebhookUse {
             || created(pod).is_some_and(|created| newest.is_some_and(|newest| created < newest))
     }
 
-    /// Whether the webhook is not asked about the pod's namespace, or may not be.
+    /// Whether the webhook is not called for the pod's namespace. Also true if the namespace is not
+    /// known.
     pub(super) fn is_excluded(&self, pod: &Pod) -> bool {
         let name = namespace_of(pod);
         let Some(namespace) = self.namespaces.get(name) else {

@@ -39,8 +39,8 @@ fn requires_affinity(config: &Config) -> bool {
 fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     let key = String::from(config.taint.key.clone());
     let open = pools.iter().filter(|pool| !pool.declares_taint(&key));
-    // Several pools for one architecture each leave the choice to Karpenter, as one pool for all
-    // architectures does.
+    // Karpenter also chooses the architecture if there are several pools, each for another
+    // architecture.
     let architectures: BTreeSet<Option<&str>> = pools.iter().map(NodePool::architecture).collect();
     if !config.taint.manage || (architectures.len() < 2 && !architectures.contains(&None)) {
         return None;

@@ -19,7 +19,8 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
 }
 
 /// Whether the node of a pod is known not to run one of its images. `stated`: the architectures
-/// that its author states, whether they are schedulable or not: the pod runs there already.
+/// that the pod's author states. They are not limited to schedulable architectures, because the pod
+/// is already on its node.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
@@ -75,8 +76,8 @@ impl BoundPodPlan {
     }
 }
 
-/// The plan for such a pod. With `NoSchedule` its images do not matter: the taint does not evict
-/// it.
+/// The plan for a bound pod that does not tolerate the taint of its node. With `NoSchedule`,
+/// callers pass `is_repelled: false`: that taint evicts no pod, so the images do not matter.
 pub(crate) fn plan(is_ignored: bool, is_repelled: bool) -> BoundPodPlan {
     match (is_ignored, is_repelled) {
         (true, _) => BoundPodPlan::Ignored,

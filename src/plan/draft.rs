@@ -19,9 +19,9 @@ use crate::{
 
 use super::{EventDraft, ObjectState, Plan, Policies};
 
-/// How long archaware waits with an object that does not change: a tag may have been pushed again,
-/// and the event with the reason must not expire (after an hour by default, `--event-ttl` of the
-/// API server).
+/// Longest time until an object that waits is reconciled again, even if it does not change: a tag
+/// may have been pushed again, and the event with the reason must not expire (after an hour by
+/// default, `--event-ttl` of the API server).
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The decision of this reconcile.
@@ -129,8 +129,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// An earlier decision of the images stands, and is applied again if it is not applied.
-    /// Otherwise the failure policy decides.
+    /// If the images decided earlier, that decision stands, and is applied again if the object
+    /// lacks it. Otherwise the failure policy decides.
     fn decide_without_images(
         &mut self,
         spec: &PodSpec,

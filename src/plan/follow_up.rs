@@ -16,13 +16,15 @@ pub(crate) const GATE_RETRY: Duration = Duration::from_secs(15);
 pub(crate) struct FollowUp {
     /// When to reconcile again; `None` to wait for a change of the object.
     pub(crate) requeue: Option<Duration>,
-    /// Whether the attempt counts. A patch that did not reach the API server does not count.
+    /// Whether the startup sequence counts the object as attempted. Stale patches and temporary
+    /// errors do not count.
     pub(crate) is_complete: bool,
     /// An event about the object.
     pub(crate) event: Option<EventDraft>,
 }
 
-/// The consequences of a patch, the last of this many refusals in a row; `None` if it was applied.
+/// The consequences of a patch; `None` if it was applied. `refusals`: how many patches of the
+/// object were refused in a row, including this one.
 pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
     let (requeue, is_complete, event) = match written {
         PatchOutcome::Applied => return None,

@@ -41,7 +41,8 @@ pub(crate) struct MisplacedPod<'a> {
 /// Why a replacement would not be placed elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotElsewhere {
-    /// The mode or the images allow the replacement to run on such nodes.
+    /// Nothing would keep the replacement away from such nodes: its mode or images allow them, or
+    /// neither the webhook nor a taint excludes them.
     MayRunThere,
     /// No node that runs its images can take the replacement, because of node selector, node
     /// affinity, taints, or volumes.
@@ -77,7 +78,8 @@ pub(crate) enum MisplacedState {
     /// Pods are only reported (`misplaced: report`).
     Reported,
     Evicted,
-    /// Other pods of its controller were evicted first.
+    /// The pause after the last eviction of this controller is not over, or another of its pods
+    /// still waits for a node.
     NotYet,
     /// It is not known yet whether the API server calls the webhook, which places the replacement.
     NoWebhook,
@@ -105,10 +107,11 @@ impl MisplacedPod<'_> {
         if let Err(why) = self.elsewhere {
             return Eviction::Never(why.as_str());
         }
-        // Another image may run, so its pods may be evicted again.
+        // If the images changed since the last eviction, the new images may run, so pods of this
+        // controller may be evicted again.
         if let Some(last) = last.filter(|last| last.wanted == wanted) {
-            // A pod that is older than the last eviction has not had its turn. Times of creation
-            // have whole seconds.
+            // A pod that is older than the last eviction is no replacement. One second is added,
+            // because `creationTimestamp` has whole seconds.
             let since = now.saturating_duration_since(last.at);
             let is_replacement = self.age < since + Duration::from_secs(1);
             if last.repairs == GIVEN_UP || is_replacement {
@@ -360,7 +363,7 @@ mod tests {
             panic!("evicted again");
         };
         assert!(matches!(next(900, last, 300), Eviction::GivenUp(_)));
-        // Another image is another chance.
+        // With another image, pods of this controller are evicted again.
         let other = Written { wanted: 1, ..last };
         assert!(matches!(next(20, other, 90), Eviction::Now(_)));
     }

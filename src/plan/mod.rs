@@ -79,7 +79,7 @@ pub(crate) struct PlannedPatch {
 /// What a patch changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PlannedChange {
-    /// A pod gets tolerations or affinity.
+    /// A pod gets tolerations or affinity, or only its decision annotation.
     PodPlaced {
         /// The value of its decision annotation.
         decision: String,

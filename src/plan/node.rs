@@ -29,10 +29,12 @@ pub(crate) fn plan(
         return plan;
     };
     let wanted = change.new_taint().map(ToString::to_string);
-    // The record of a taint that is gone.
+    // If the annotation already records the wanted taint, another writer removed or changed it on
+    // the node.
     let recorded = node::recorded(node.view().annotations).map(|taint| taint.to_string());
     let was_there = wanted.is_some() && recorded == wanted;
-    // Every write counts, because a tool may also make archaware want another taint each time.
+    // The hash is always 0, so that every write counts: another tool may change the node so that
+    // archaware wants a different taint each time.
     match repairs::OF_NODES.next(remembered.written, was_there, 0, now) {
         Ok(written) => {
             let mut write = write(node, change);

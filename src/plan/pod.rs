@@ -95,8 +95,9 @@ pub(crate) fn plan(
     // A pod that no node can run still waits.
     let is_none = decision == Decision::NoCommonArchitecture;
     plan.decides = !is_none;
-    // Behind its gate the pod can still get affinity, when one of its images is pushed again. The
-    // failure policy decides meanwhile, so that the affinity is not fixed.
+    // No node can run the pod, but one of its images may be pushed again. So the pod stays behind
+    // the gate, where it can still get affinity. A decision `none` of the failure policy is
+    // temporary, so it adds no affinity either.
     let stays_gated = is_none && is_gated;
     let release = release().filter(|_| !stays_gated);
     let change = if stays_gated || (is_none && by_policy) {

@@ -40,8 +40,8 @@ pub(crate) const OF_EVICTIONS: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(24),
 };
 
-/// Without the registration pods are not completed before they are scheduled, so the pauses are
-/// short.
+/// While the webhook's registration is wrong, new pods may be scheduled before archaware has
+/// changed them, so the pauses are short.
 pub(crate) const OF_REGISTRATIONS: RepairPolicy = RepairPolicy {
     immediate: 5,
     backoff: Backoff::seconds(5, 60),

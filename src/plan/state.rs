@@ -99,14 +99,14 @@ impl ObjectState {
         self.decided
     }
 
-    /// Records whether something remains to be decided; returns whether this was the last of it.
+    /// Records whether nothing remains to be decided. Returns whether that has just become true.
     pub(crate) fn set_decided(&mut self, decided: bool) -> bool {
         let before = std::mem::replace(&mut self.decided, decided);
         decided && !before
     }
 
-    /// Whether this event is to be published: it was not yet, or so long ago that people may not
-    /// see it any more.
+    /// Whether this event is due: it was never published, or `REPEAT_INTERVAL` has passed since. If
+    /// it is due, records it as published now.
     pub(super) fn report_is_due(&mut self, reason: EventReason, about: u64, now: Instant) -> bool {
         let last = self.reported.get(&(reason, about));
         let due = last.is_none_or(|last| now.saturating_duration_since(*last) >= REPEAT_INTERVAL);

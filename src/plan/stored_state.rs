@@ -27,7 +27,7 @@ pub(crate) struct StoredState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StoredRepair {
-    /// Name of its controller.
+    /// archaware's controller that wrote the object (`nodes`, `daemonsets`), or `evictions`.
     pub(crate) controller: String,
     pub(crate) uid: String,
     /// A hash of the value that archaware wants. Another build may compute another hash, which

@@ -94,8 +94,8 @@ impl Batch {
         }
     }
 
-    /// How long the images of a pod may take, if its namespace had its time: a tenant whose
-    /// registries hang must not keep the nodes of all tenants untainted.
+    /// How long the images of a pod may take, if an earlier pod of its namespace was slow: a tenant
+    /// whose registries hang must not keep the nodes of all tenants untainted.
     pub(super) fn patience(&self, namespace: &str) -> Option<Duration> {
         let is_slow = self.slow.lock().contains(namespace);
         is_slow.then_some(SHORT_LOOK)
@@ -128,7 +128,8 @@ impl Batch {
         }
     }
 
-    /// A pod of this node did not. A failure that may pass counts more than a refusal.
+    /// Records why a pod of this node got no toleration. A failure that may pass replaces a
+    /// refusal.
     pub(super) fn failed(&self, node: &str, pod: NamespacedName, failure: Failure) {
         let Some(of_node) = self.results.get(node) else {
             return;
@@ -223,7 +224,7 @@ mod tests {
             (execute, before, 0, invalid(), go_on),
             (execute, after, 0, invalid(), again),
             (execute, before, 9, Failure::Changed, again),
-            // Nothing waits for it, so it is tried for ever.
+            // No taint waits for this check, so it is repeated for ever.
             (schedule, after, 9, Failure::Panicked, again),
             (schedule, after, 9, denied(), again),
         ] {

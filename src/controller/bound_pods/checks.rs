@@ -26,7 +26,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_hours(1);
 /// When a node is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
-    /// Before it gets its taint, which waits for it.
+    /// Before it gets its taint; the taint waits for this check.
     BeforeTaint,
     /// After it has its taint: the scheduler may have bound a pod meanwhile that does not tolerate
     /// it.
@@ -215,7 +215,7 @@ impl NodeChecks {
         false
     }
 
-    /// The node is deleted, or has and gets no taint.
+    /// Forgets a node that has no taint and gets none.
     pub(super) fn forget(&mut self, uid: &str) {
         self.0.remove(uid);
     }

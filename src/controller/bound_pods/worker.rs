@@ -45,9 +45,10 @@ const BOUND: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Faile
 const MAX_BATCHES: usize = 4;
 /// Lists of single nodes at the same time.
 const CONCURRENT_LISTS: usize = 4;
-/// Up to this many nodes are listed one by one.
+/// For up to this many nodes, the pods of each node are listed separately.
 const MAX_SINGLE: usize = 8;
-/// From one node in this many, one list of all pods costs less than a list for each node.
+/// If a batch has at least one in this many of all nodes, one list of all pods costs less than a
+/// list for each node.
 const SHARE_FOR_ALL: usize = 10;
 /// Pods that are read ahead: a page, so that patches do not wait for the next one.
 const READ_AHEAD: usize = 250;
@@ -67,8 +68,9 @@ pub(in super::super) struct Worker {
     pub(in super::super) writer: Writer,
     pub(in super::super) metrics: Metrics,
     pub(in super::super) nodes: Store<Node>,
-    /// For pods that lack their toleration. As many as the writer has, so that another patch waits
-    /// for one of theirs at most: its slots are given in the order of the requests.
+    /// Permits for pods that lack their toleration, as many as the writer has slots. The writer
+    /// gives its slots in the order of requests, so any other patch waits for one patch of a bound
+    /// pod at most.
     pub(in super::super) places: Semaphore,
     /// Nodes that may be tainted now.
     pub(in super::super) ready: mpsc::Sender<ObjectRef<Node>>,
@@ -76,8 +78,8 @@ pub(in super::super) struct Worker {
 }
 
 impl Worker {
-    /// Runs while nodes may be tainted, until `stop`. Then everything is forgotten, because another
-    /// process may taint them.
+    /// Runs until `stop`, and serves requests while nodes may be tainted. When nodes may no longer
+    /// be tainted, all requests are forgotten, because another process may taint them.
     pub(in super::super) async fn run(self: Arc<Self>, mut may_taint: watch::Receiver<bool>) {
         loop {
             let begin = may_taint.wait_for(|may| *may);
@@ -119,7 +121,7 @@ impl Worker {
         while running.next().await.is_some() {}
     }
 
-    /// Checks the pods of these nodes, and returns the nodes that may be tainted.
+    /// Checks the pods of these nodes, and sends the nodes that may be tainted to `ready`.
     async fn check(self: Arc<Self>, batch: Batch) {
         let (started, batch) = (Instant::now(), Arc::new(batch));
         let listed = tokio::select! {
@@ -236,7 +238,7 @@ impl Worker {
         self.metrics.bound_pods.count(result);
     }
 
-    /// `None` if the images are not known in time. The pod then stays.
+    /// `None` if the images are not known in time. The images then do not prevent the toleration.
     async fn evaluate(
         &self,
         pod: &Pod,
@@ -294,7 +296,8 @@ impl Worker {
         let patch = patch::pod::tolerate(pod, taint);
         let mut outcome = self.writer.patch::<Pod>(name, patch).await;
         if let PatchOutcome::Failed(ApiError::Invalid(_)) = outcome {
-            // A tenant may fill the annotations of a pod, and would keep the node untainted.
+            // A tenant may fill the annotations of a pod, so that the record does not fit. The pod
+            // then gets its toleration without the record.
             let patch = patch::pod::tolerate_unrecorded(pod, taint);
             outcome = self.writer.patch::<Pod>(name, patch).await;
         }

@@ -1,4 +1,4 @@
-//! What says that a pod may be on the wrong architecture.
+//! Hints that a pod may be on a node of the wrong architecture.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -60,7 +60,7 @@ impl Hint {
         })
     }
 
-    /// The container of which an event proves something, and what.
+    /// The failing container and the cause that an event proves for it.
     pub(super) fn proven_cause(&self) -> Option<(&str, WrongArchitectureCause)> {
         self.container.as_deref().zip(self.cause)
     }

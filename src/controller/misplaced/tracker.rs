@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// A pod is looked at again after this time, if something is still said of it: the kubelet
+/// A misplaced pod is checked again after this time, if events about it still arrive: the kubelet
 /// publishes an event about a container that ends again and again at least every five minutes.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
@@ -32,14 +32,14 @@ struct Tracked {
     at: Instant,
     /// Whether it was found to be on the wrong architecture.
     found: bool,
-    /// How often it was not, in a row.
+    /// How many checks in a row found another reason.
     others: u32,
     /// Whether it is being looked at.
     in_progress: bool,
 }
 
 impl Tracker {
-    /// Whether a pod is to be looked at now. If so, it is not for a while.
+    /// Whether a pod is to be checked now. If so, records that the check is in progress.
     pub(super) fn is_due(&mut self, uid: &str, namespace: &str, now: Instant) -> bool {
         let of_namespace = || self.0.values().filter(|pod| pod.namespace == namespace);
         if of_namespace().filter(|pod| pod.in_progress).count() >= MAX_IN_PROGRESS {

@@ -35,7 +35,8 @@ fn cases() -> Vec<Case> {
         case(status(403, "cannot patch"), Some(30..=30), true),
         case(status(403, denied), Some(30..=30), true),
         case(status(404, "not found"), None, false),
-        // Obeyed within the timeout of the call.
+        // The client itself waits and retries, because `Retry-After` is within the timeout of the
+        // call.
         case(ScriptedResponse::RetryAfter(429, 3), Some(3..=3), false),
         // Longer than the timeout of a call: the object is requeued with the server's delay.
         case(ScriptedResponse::RetryAfter(429, 20), Some(22..=24), false),
@@ -164,8 +165,8 @@ async fn a_refused_pod_loses_its_gate() {
     controller.stop().await;
 }
 
-/// A role or the keys of tokens may be unknown for a moment. A pod without its gate would go
-/// without the decision.
+/// The API server may not know a role or the keys of tokens for a moment. Without its gate the pod
+/// would be scheduled without the decision.
 #[tokio::test(start_paused = true)]
 async fn a_rejected_client_keeps_the_gate() {
     for code in [401, 403] {

@@ -12,8 +12,8 @@ fn held_by(holder: &str, transitions: u32) -> Value {
     })
 }
 
-/// Another process takes the Lease while a pod waits for its namespace. Its patch is not sent until
-/// this process leads again.
+/// Another process takes the Lease while a pod waits for its namespace. The pod's patch is not sent
+/// until this process leads again.
 #[tokio::test(start_paused = true)]
 async fn leadership_is_lost_between_read_and_write() {
     let api = cluster();
@@ -46,7 +46,7 @@ async fn leadership_is_lost_between_read_and_write() {
     controller.stop().await;
 }
 
-/// A replica that does not lead watches and writes nothing.
+/// A replica that does not lead watches objects, but writes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_follower_writes_nothing_and_takes_over_after_a_release() {
     let api = cluster();

@@ -93,7 +93,7 @@ impl Controller {
     }
 }
 
-/// A resolver that no test here uses for a registry.
+/// A resolver. No test here lets it contact a registry.
 fn resolver() -> Resolver {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let settings = image::ResolverSettings {
@@ -150,7 +150,7 @@ fn toleration(architecture: &str) -> Value {
         "effect": "NoSchedule" })
 }
 
-/// All calls that write, except Leases.
+/// All calls that write, except those for Leases and access reviews.
 fn writes(api: &ScriptedApi) -> Vec<RecordedCall> {
     let all = api.calls(&["PATCH", "POST", "DELETE", "PUT"]);
     let is_other = |call: &RecordedCall| {

@@ -215,8 +215,8 @@ async fn the_failure_policy_decides_when_it_is_due() {
     controller.stop().await;
 }
 
-/// A pod that no architecture can run: one write says so, and its event goes on as long as it
-/// waits.
+/// A pod that no architecture can run gets its annotation in one write. Its event is repeated as
+/// long as the pod waits.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_waits_is_said_to_wait() {
     let api = cluster();
@@ -250,8 +250,8 @@ async fn a_pod_that_waits_is_said_to_wait() {
     controller.stop().await;
 }
 
-/// Before a node gets its taint, the pod that runs there gets its toleration. The end of the
-/// process does not wait for the rest.
+/// Before a node gets its taint, the pod that runs there gets its toleration. Shutdown does not
+/// wait for the remaining checks.
 #[tokio::test(start_paused = true)]
 async fn the_end_comes_while_bound_pods_are_looked_at() {
     let api = cluster();

@@ -125,8 +125,8 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
     assert_eq!(managed(&own, on(&["arm64"])).patch, None);
 }
 
-/// A decision by the images stands while they cannot be resolved, and one of the failure policy
-/// until they change, because each change causes a rollout.
+/// A decision by the images stands while the images cannot be resolved. A decision of the failure
+/// policy stands until the images change. Each change of a template causes a rollout.
 #[test]
 fn no_second_rollout() {
     let late = Instant::now() + Duration::from_mins(10);
@@ -189,8 +189,8 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     );
 }
 
-/// Each repair rolls the DaemonSet: there is one at once, then one an hour, whether the annotation
-/// goes too or not.
+/// Each repair rolls the DaemonSet. So the first repair is immediate, and further repairs follow at
+/// most once an hour, even if the other tool also removes the annotation.
 #[test]
 fn a_fight_about_a_template_slows_down() {
     let start = Instant::now();
@@ -327,8 +327,8 @@ fn a_recorded_decision_is_applied_again() {
     assert_eq!(write.change, changed);
 }
 
-/// What `tolerate` decides holds until the images are known. A restart, after which less is known,
-/// does not widen it.
+/// A decision of `action: tolerate` holds until the images are resolved. A restart, after which
+/// fewer images may be resolved, does not widen it.
 #[test]
 fn what_tolerate_decides_is_only_narrowed() {
     let mut config = Config::default();

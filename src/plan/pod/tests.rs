@@ -32,7 +32,7 @@ fn on(names: &[&str]) -> Verdict {
     Verdict::Decided(Decision::Architectures(set))
 }
 
-/// A pod with these annotations, spec fields in addition to its image, and node.
+/// A pod with these annotations and, in addition to its image, these spec fields.
 fn pod(annotations: &[(&str, &str)], spec: Value) -> Pod {
     let annotations: serde_json::Map<String, Value> = annotations
         .iter()
@@ -91,7 +91,7 @@ fn placed(decision: &str, by_policy: bool) -> PlannedChange {
     }
 }
 
-/// Images that could not be resolved beside others for amd64 only.
+/// One image could not be resolved; the other images are for amd64 only.
 #[test]
 fn the_failure_policy_decides_within_what_is_known() {
     let verdict = || {
@@ -114,7 +114,7 @@ fn the_failure_policy_decides_within_what_is_known() {
     );
 }
 
-/// What nodes hold says something only where the images say nothing.
+/// Nodes that hold an image are preferred only if the images have made no decision.
 #[test]
 fn nodes_that_hold_its_images_are_preferred_by_the_policy() {
     let mut config = Config::default();
@@ -154,7 +154,7 @@ fn nodes_that_hold_its_images_are_preferred_by_the_policy() {
     assert!(!format!("{:?}", earlier.patch).contains("holder"));
 }
 
-/// The change, whether anything remains to be decided, and when to look again.
+/// For each verdict: the change, whether nothing remains to be decided, and when to look again.
 #[test]
 fn every_verdict_has_its_plan() {
     let critical = json!({ "priorityClassName": "system-node-critical" });
@@ -257,7 +257,7 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let first = plan_with(&config, &aside, &failed, None, start);
     let second = plan_with(&config, &aside, &failed, first.state, late);
     assert!(second.patch.is_some());
-    // Other images have not made a decision.
+    // The pod's images changed, so the earlier decision does not count.
     let other = json!({ "containers": [{ "image": "b" }] });
     let other = pod(&[("archaware.dev/decision", "arm64")], other);
     let resolved = plan_with(
@@ -327,7 +327,8 @@ fn an_author_who_excludes_the_images_is_told() {
     assert!(plan.requeue.is_some() && plan.patch.is_some());
     let plan = plan_of(&pod(&[], selector.clone()), on(&["amd64", "arm64"]));
     assert!(plan.events.is_empty() && plan.requeue.is_none());
-    // The author tolerates the taint there: the decision is the images', and its author is told.
+    // The author also tolerates the taint of the selected nodes: the images decide, and an event
+    // warns the author.
     let mut overruled = Evaluation::new(on(&["arm64"]));
     let told = overruled.explain_overruled(&"arm64".parse().unwrap());
     overruled.raised.push(Notice::AuthorOverrules(told));
@@ -340,8 +341,8 @@ fn an_author_who_excludes_the_images_is_told() {
     assert_eq!(decision, "arm64");
 }
 
-/// No node can run the pod: behind its own gate its affinity stays open, behind another's it says
-/// so.
+/// No node can run the pod. Behind archaware's gate its affinity is not changed. Behind another
+/// gate it gets affinity that no node satisfies.
 #[test]
 fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
     let mut none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
@@ -395,7 +396,7 @@ fn pods_without_affinity_are_found() {
         (set("arm64", gated()), false),
         (set("arm64", json!({ "nodeName": "n" })), false),
         (set("arm64", selects("arm64")), false),
-        // Its author tolerates that, or it would be `none`.
+        // The author must tolerate the taint of amd64 nodes, or the decision would be `none`.
         (set("arm64", selects("amd64")), false),
         (set("arm64", selects("")), false),
     ] {
@@ -434,7 +435,7 @@ fn a_fight_about_none_slows_down() {
     assert_eq!(plan.patch.unwrap().change, placed("arm64", false));
 }
 
-/// An event is there as long as its pod waits: the API server removes it after an hour.
+/// A waiting pod always has a current event, although the API server deletes events after an hour.
 #[test]
 fn whoever_waits_has_a_current_event() {
     let hold = crate::config::parse(

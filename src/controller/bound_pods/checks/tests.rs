@@ -63,7 +63,7 @@ fn requests_that_come_together_are_served_together() {
     let (_, due) = checks.due(now).unwrap();
     assert_eq!(due, start + 2 * quiet);
     assert_eq!(names(checks.take(Phase::BeforeTaint, due)), ["0", "1", "2"]);
-    // They never stop coming.
+    // Requests keep coming: the first of them waits at most for `patience`.
     for n in 0..100 {
         checks.take_permission(&format!("more-{n}"), "more", &arm(), start + n * quiet / 2);
     }
