@@ -11,8 +11,7 @@ use super::requirement::{Operator, Requirement};
 /// The node label for the architecture, and its deprecated name.
 pub const LABEL: &str = "kubernetes.io/arch";
 pub(super) const OLD_LABEL: &str = "beta.kubernetes.io/arch";
-/// The node label for the name of the host, by which single nodes are named if no other label
-/// selects them.
+/// The node label for the host name. It selects single nodes that no other label distinguishes.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 /// [`LABEL`] and its deprecated name.
 pub const LABELS: [&str; 2] = [LABEL, OLD_LABEL];

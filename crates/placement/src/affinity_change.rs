@@ -50,10 +50,11 @@ pub struct AffinityChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {
-    /// The architectures; empty: none, because an image has none for the OS of the pod.
+    /// The architectures. An empty set selects no node: an image has no architecture for the OS of
+    /// the pod. Unused beside `alternatives`.
     #[serde(deserialize_with = "recorded::set")]
     pub architectures: BTreeSet<Architecture>,
-    /// Further sets that share nothing with the required set: they make clear to autoscalers that
+    /// More sets that are required as well. No architecture is in all sets, so autoscalers see that
     /// no node can run the pod.
     #[serde(
         default,
@@ -139,8 +140,8 @@ impl Require {
             .collect()
     }
 
-    /// Whether archaware can have added this to a pod. The work of `undo` depends on these
-    /// numbers, and each term is named once.
+    /// Whether archaware can have written this record. Long lists would make `undo` slow, and
+    /// archaware lists each term once.
     fn is_possible(&self) -> bool {
         let alternatives = self.alternatives.iter().map(Vec::len);
         let largest = alternatives.chain([1 + self.further.len()]).max();
@@ -167,9 +168,11 @@ impl Preference {
 /// What a pod's images, and the configuration, ask of its nodes.
 #[derive(Clone, Debug)]
 pub struct AffinityDemand<'a> {
-    /// Sets of architectures; the node has to have one of each. No sets: nothing is required.
+    /// Sets of architectures; the architecture of the node has to be in each set. No sets: nothing
+    /// is required.
     pub required: &'a [Architectures],
-    /// Nodes of some variant that are preferred.
+    /// The architectures and variants that suffice: nodes that are known to have them are
+    /// preferred.
     pub suitable: Option<&'a Architectures>,
     /// How variants are considered.
     pub variants: &'a VariantPolicy,
@@ -205,8 +208,8 @@ pub fn decide(
     }
 }
 
-/// Those that the pod does not have already, and, if its author prefers architectures, those that
-/// say more than an architecture.
+/// The terms that the pod lacks. Omits terms that name only the architecture, if the node selector
+/// names one, or the author prefers one.
 fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<WeightedTerm> {
     let own = author.affinity.map(Affinity::preferred_terms);
     let own = own.unwrap_or_default();
@@ -255,7 +258,8 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
         }
         None => (Require::default(), NodeSet::every()),
     };
-    // Where only some can be written, the best images come first, each on all of its architectures.
+    // Only the first `MAX_TERMS` alternatives are kept. The terms of the best images come first,
+    // each with all architectures.
     let alternatives = wanted.nodes.terms().iter().flat_map(|term| {
         let nodes = NodeSet::all_of(term.iter().cloned());
         by_architecture.combinations(&nodes).collect::<Vec<_>>()
@@ -282,9 +286,10 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
 /// terms.
 struct RequiredArchitectures {
     require: Require,
-    /// What selects only these needs no addition.
+    /// A term or node selector that selects only these architectures is not changed.
     suffices: Architectures,
-    /// All that could have been said when the pod was created.
+    /// Alternatives that archaware could have written when the pod was created. A term that
+    /// contains one of them is not changed.
     unlimited: Vec<NodeSelectorTerm>,
 }
 
@@ -323,7 +328,8 @@ impl RequiredArchitectures {
         })
     }
 
-    /// With the terms that need it; `None` if none does.
+    /// Adds the indexes of the terms that need the requirement; `None` if the pod has terms and
+    /// none of them needs it.
     fn require(mut self, terms: Option<&[NodeSelectorTerm]>) -> Option<Require> {
         if let Some(terms) = terms {
             let mut alternatives = self.require.alternatives();

@@ -68,9 +68,9 @@ impl<'a> AuthorNodes<'a> {
         terms.any(|term| !term.match_fields.is_empty())
     }
 
-    /// Whether the author's pod is admitted to every architecture that they select: then it is
-    /// meant to run there, whatever its images say. `None` stands for all architectures that are
-    /// not named.
+    /// Whether `admits` accepts every architecture that the author selects: then the pod is meant
+    /// to run there, whatever its images are. The argument `None` stands for all architectures, if
+    /// the author does not list them.
     pub fn is_admitted(&self, admits: impl Fn(Option<&str>) -> bool) -> bool {
         // The node selector and the terms are `ANDed`, the terms `ORed`.
         if let Some(name) = self.by_node_selector().next() {
@@ -90,7 +90,7 @@ impl<'a> AuthorNodes<'a> {
         self.by_node_selector().next().is_some() && self.by_node_selector().all(is_one)
     }
 
-    /// Whether a preference would have an effect, and the author has none.
+    /// Whether a preferred architecture would have an effect, and the author does not prefer any.
     pub(super) fn is_open_to_preferences(&self) -> bool {
         let own = self
             .affinity

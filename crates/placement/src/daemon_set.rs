@@ -24,9 +24,10 @@ use super::{
 pub struct OwnedTolerations {
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
-    /// The images of the decision. While they stay the same, the decision stands when they cannot
-    /// be resolved, and one of the failure policy in any case, because each change of the template
-    /// causes a rollout. One until the images are known is only narrowed.
+    /// The images of the decision. While they stay the same, archaware keeps the decision if they
+    /// cannot be resolved, and keeps a standing decision of the failure policy in any case, because
+    /// each change of the template causes a rollout. A provisional decision of the failure policy
+    /// is only narrowed.
     #[serde(default)]
     pub images: BTreeSet<String>,
     /// Whether the failure policy decided, and its decision stands until the images change.
@@ -77,12 +78,12 @@ impl OwnedTolerations {
         record::format(self)
     }
 
-    /// Whether the decision was made for exactly these images.
+    /// Whether archaware owns tolerations of the template, and decided for exactly these images.
     pub fn is_for(&self, images: &BTreeSet<String>) -> bool {
         !self.tolerations.is_empty() && self.images == *images
     }
 
-    /// The decision of the failure policy.
+    /// The standing decision of the failure policy.
     pub fn decision_of_policy(&self) -> Option<Decision> {
         let decision = self.decision.as_deref().filter(|_| self.is_by_policy);
         decision.and_then(Decision::parse)

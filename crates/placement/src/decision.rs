@@ -28,7 +28,7 @@ pub enum DecidedBy {
 const ANY: &str = "any";
 
 impl Decision {
-    /// Parses [`Self::annotation`]; `None` if the text is none.
+    /// Parses a value that [`Self::annotation`] writes; `None` if the text is not such a value.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             ANY => Some(Self::TolerateAll),

@@ -25,7 +25,7 @@ pub enum Source {
     RuntimeClass,
     /// Compatibility documents that are attached to the images.
     AttachedDocuments,
-    /// Nodes that hold images which are not known.
+    /// Nodes that hold images whose platforms are unknown.
     ImageLocality,
 }
 
@@ -127,9 +127,8 @@ impl Demands {
         })
     }
 
-    /// The nodes that all of them allow. Where only some combinations can be written, they are
-    /// those of the first terms, so that emulation comes after rules and image selection: all of
-    /// its nodes stay then.
+    /// The nodes that all demands allow. [`NodeSet::and`] keeps only the first combinations of
+    /// terms, so emulation comes after rules and image selection: then all emulating nodes stay.
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());
@@ -264,7 +263,7 @@ mod tests {
                 .map(|preference| preference.weight)
                 .collect::<Vec<_>>()
         };
-        // Nodes that hold an image matter as long as it is not known.
+        // Nodes that hold an image are preferred only while the failure policy decides.
         assert_eq!((weights(false), weights(true)), (vec![1, 2], vec![1, 2, 3]));
         assert_eq!(demands.class(), Some("fast"));
         assert_eq!(demands.tolerations().count(), 1);

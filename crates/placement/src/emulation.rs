@@ -19,9 +19,9 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Emulator {
-    /// A label selector for them.
+    /// Selects the emulating nodes by their labels.
     pub nodes: LabelSelector,
-    /// Their own architecture.
+    /// The CPU architecture of these nodes.
     pub architecture: Architecture,
     /// The architectures that these nodes emulate.
     pub runs: Vec<Architecture>,
@@ -30,7 +30,7 @@ pub struct Emulator {
 /// Where the images of a pod run with and without emulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Emulation {
-    /// The architectures of nodes that need none.
+    /// The architectures of nodes that run the images natively.
     pub native: Architectures,
     /// The nodes that emulate.
     pub emulators: Vec<Emulator>,
@@ -49,7 +49,7 @@ impl Emulator {
         self.nodes.requirements().is_empty()
     }
 
-    /// What a node has to be.
+    /// The requirements that select the emulating nodes.
     fn requirements(&self) -> Vec<Requirement> {
         let own = on_architecture([&self.architecture]);
         std::iter::once(own)
@@ -68,8 +68,8 @@ impl Emulation {
         Architectures::from_variants(native.chain(emulating))
     }
 
-    /// Whether a pod selects nodes that emulate, and beside them at most native nodes. Then its
-    /// tolerations need no affinity, which an existing pod cannot get.
+    /// Whether the author selects emulating nodes, and besides them only native nodes. Then
+    /// tolerations suffice, without node affinity, which cannot be added to every existing pod.
     pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
         let is_native = |requirement: &Requirement| {
             let mut values = requirement.values.iter();
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Where images (architectures, for each image) run: decision, required nodes, preferred nodes.
+    /// The emulation for images; each image is given as a list of architectures.
     fn emulated(emulators: &str, schedulable: &str, images: &[&str]) -> Option<Emulation> {
         let policy = PlacementPolicy {
             emulation: yaml(emulators),

@@ -59,16 +59,16 @@ pub struct FailureHistory {
 pub struct FailureStep {
     /// The decision that the failure policy makes instead of the images.
     pub decision: Option<Decision>,
-    /// Whether the decision stands until the images change: they could only narrow it, which a pod
-    /// cannot, and a template only with another rollout.
+    /// Whether the decision stands until the images change. Resolved images could only narrow it,
+    /// but a pod cannot lose tolerations, and a template would need another rollout.
     pub stands: bool,
     /// When to retry; `None` if the decision stands or no retry can succeed.
     pub retry: Option<Duration>,
 }
 
-/// The next step after a failed attempt. The policy decides within what the images share that are
-/// `known`. `critical` pods (with a system-critical priority class) do not wait, because the
-/// cluster depends on them.
+/// The next step after a failed attempt. `known`: the architectures that the resolved images share;
+/// the decision stays within them. `critical` pods (with a system-critical priority class) do not
+/// wait, because the cluster depends on them.
 pub fn next_step(
     config: &FailurePolicy,
     policy: &PlacementPolicy,

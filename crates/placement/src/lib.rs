@@ -72,13 +72,13 @@ pub mod annotation {
     pub const VARIANT: &str = "archaware.dev/variant";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
-    /// On pods, before the name of a container: the reference of the document by which its image is
-    /// selected.
+    /// On pods: prefix of an annotation name that ends with the name of a container. The value is
+    /// the reference of the compatibility document that selects the image of this container.
     pub const SELECT_IMAGE: &str = "archaware.dev/select-image.";
     /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an
     /// image.
     pub const OCIFIT_PREFIX: &str = "oci.image.compatibilities.selection/";
-    /// Common prefix of archaware's own.
+    /// Common prefix of archaware's labels and annotations.
     pub const PREFIX: &str = "archaware.dev/";
 }
 

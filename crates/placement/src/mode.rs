@@ -153,7 +153,8 @@ pub(super) fn read<T>(
     parsed
 }
 
-/// Parses `amd64,arm64` or `amd64/v3`. One unknown name invalidates the whole value.
+/// Parses `amd64,arm64` or `amd64/v3`. One malformed name or unknown variant invalidates the whole
+/// value.
 fn parse_architectures(text: &str) -> Option<Architectures> {
     text.parse().ok()
 }

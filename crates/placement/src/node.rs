@@ -88,8 +88,8 @@ pub fn recorded(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
 }
 
-/// The recorded taint, if archaware could have set it on this node: its key and architecture match
-/// the configuration.
+/// The recorded taint, if archaware could have set it on this node: its key is or was configured,
+/// and its value names an architecture.
 fn owned(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     recorded(node.annotations).filter(|taint| keys.can_own_taint(taint, node.architecture))
 }
@@ -259,8 +259,8 @@ fn decide_taint(
     ((change != NodeChange::default()).then_some(change), problem)
 }
 
-/// The recorded taint, if it is there and only its key is not known to be archaware's: an earlier
-/// configuration may have had it.
+/// The recorded taint, if the node has it and only its key is unknown: an earlier configuration may
+/// have had this key.
 pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     let recorded = recorded(node.annotations)?;
     if keys.taints.contains(&recorded.kind.key) {

@@ -94,8 +94,8 @@ impl NodeSet {
         Self::any_of(self.terms)
     }
 
-    /// The nodes of both sets. Only the first [`MAX_TERMS`] combinations of their terms: each of
-    /// them suffices.
+    /// The nodes that are in both sets. Keeps only the first [`MAX_TERMS`] combinations of terms,
+    /// so the result may lack nodes.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self::any_of(self.combinations(other).take(MAX_TERMS))
@@ -115,14 +115,15 @@ impl NodeSet {
         })
     }
 
-    /// The first terms only. Each of them suffices, so that the set becomes smaller.
+    /// Keeps only the first `count` terms. The set gets smaller, because a node has to satisfy only
+    /// one term.
     #[must_use]
     pub fn truncated(mut self, count: usize) -> Self {
         self.terms.truncate(count);
         self
     }
 
-    /// The terms that are preferred first.
+    /// Sorts the terms by a key. [`Self::truncated`] and [`Self::and`] keep the first terms.
     #[must_use]
     pub fn sorted_by_key<K: Ord>(mut self, key: impl FnMut(&Vec<Requirement>) -> K) -> Self {
         self.terms.sort_by_key(key);

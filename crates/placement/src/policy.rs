@@ -24,9 +24,9 @@ use super::{
     toleration_rule::TolerationRule,
 };
 
-/// Go supports about twenty architectures. An image that names more than this is made up, and its
-/// tolerations would make the pod too large for the API server, so the pod tolerates every
-/// architecture.
+/// Maximum number of architectures, far above the about twenty that Go supports. An image with more
+/// than the maximum is made up. Its tolerations would make the pod too large for the API server, so
+/// the pod tolerates every architecture.
 const MAX_ARCHITECTURES: usize = 64;
 
 /// Settings that apply to every pod.
@@ -139,8 +139,7 @@ impl PlacementPolicy {
         self.shared(&sets)
     }
 
-    /// The node architectures that can run all images that limit a pod; `None` if there is none of
-    /// them.
+    /// The node architectures that can run all images that limit a pod; `None` without such images.
     pub fn shared<'a>(
         &self,
         images: impl IntoIterator<Item = &'a ImageArchitectures>,
@@ -149,8 +148,8 @@ impl PlacementPolicy {
         sets.reduce(|shared, own| shared.and(&own))
     }
 
-    /// Where these images run by emulation, besides the nodes that need none; `None` if no node
-    /// emulates them.
+    /// The nodes that run these images by emulation, and the native architectures; `None` if no
+    /// emulating node runs all of them.
     pub fn emulation<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet> + Clone,
@@ -220,7 +219,7 @@ impl PlacementPolicy {
         shared.map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
 
-    /// Those that `schedulable` allows.
+    /// The architectures that `schedulable` allows.
     pub fn within_schedulable(&self, architectures: Architectures) -> Architectures {
         if self.schedulable.is_empty() {
             architectures
@@ -285,9 +284,9 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// Whether the author of a pod selects none of these architectures, and the pod fits on no node
-    /// that they select, because it does not tolerate the taint: an autoscaler would make such
-    /// nodes again and again.
+    /// Whether the author of a pod selects none of these architectures, and the pod does not
+    /// tolerate the taints of all architectures that the author selects: an autoscaler would create
+    /// nodes that the pod cannot use, again and again.
     pub fn is_excluded(
         &self,
         architectures: &Architectures,

@@ -23,7 +23,8 @@ const VERSION: u32 = 1;
 /// less. A longer record is neither written nor parsed: everybody who may write a pod may write its
 /// annotations.
 pub const MAX_SIZE: usize = 128 * 1024;
-/// Maximum elements of a record, of which a small object in a list needs most memory.
+/// Maximum number of list elements and object entries in a record. Many small objects would need
+/// more memory than their text.
 const MAX_ELEMENTS: usize = 16 * 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -43,7 +44,7 @@ pub(super) fn parse<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
     (is_whole && record.version == VERSION).then_some(record.content)
 }
 
-/// The value of an annotation that records something.
+/// The annotation value that records `content`; `None` if it would be too long.
 pub(super) fn format<T: Serialize>(content: &T) -> Option<String> {
     let record = Record {
         version: VERSION,
@@ -71,13 +72,14 @@ fn is_possible(change: &PodChange) -> bool {
     lists.into_iter().all(|length| length <= MAX_LIST)
 }
 
-/// The value of the annotation of a pod that gets these additions; `None` if there are none.
+/// The value of [`annotation::ADDED`] for these additions; `None` if there are none, or if the
+/// record would be too long.
 pub fn of_change(change: &PodChange) -> Option<String> {
     (!change.is_empty()).then(|| format(change)).flatten()
 }
 
-/// A change that is too long for its record loses its preferences, and then alternatives: each of
-/// them suffices.
+/// Shortens a change that is too long for its record: removes first its preferences, then
+/// alternatives, because each alternative suffices alone.
 #[must_use]
 pub fn fitting(mut change: PodChange) -> PodChange {
     let is_too_long = |change: &PodChange| !change.is_empty() && of_change(change).is_none();
@@ -106,7 +108,7 @@ pub struct FoundAdditions {
     pub tolerations: Vec<usize>,
     /// Places in the node affinity.
     pub affinity: affinity_change::AffinityUndo,
-    /// Images that are as they were replaced.
+    /// The replaced images, with their current names.
     pub images: Vec<ImageChange>,
 }
 
@@ -127,9 +129,9 @@ pub fn undo(
     undo
 }
 
-/// The images that were replaced, as they are now: another webhook may have given them any name of
-/// a mirror after archaware. An image that the pod does not ask to select is the author's: anybody
-/// may write a record. `containers`: names and images.
+/// The replaced images with their current names: another webhook may have changed a name after
+/// archaware, e.g. to that of a mirror. Leaves out images of containers for which the pod does not
+/// request a selection, because anybody may write a record. `containers`: names and images.
 pub fn undo_images<'a>(
     added: &PodChange,
     annotations: &BTreeMap<String, String>,

@@ -6,8 +6,8 @@ use std::{collections::HashMap, hash::Hash};
 /// equal elements the last ones are removed. Returns their indexes in descending order, so that
 /// each index also applies after the removals before it.
 ///
-/// The work is proportional to the length of both lists: a forged record may name an element a
-/// thousand times.
+/// Counts the added elements in a map instead of searching each, because a forged record may name
+/// an element a thousand times.
 pub(super) fn remove_each<T: Hash + Eq>(
     list: &mut Vec<T>,
     added: impl IntoIterator<Item = T>,

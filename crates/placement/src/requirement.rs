@@ -34,8 +34,8 @@ pub enum Operator {
     Gt,
     /// The label is an integer below the value.
     Lt,
-    /// Text that the API server refuses. A webhook sees it before the API server does, and changes
-    /// no text of the author.
+    /// An operator that the API server rejects. A webhook is called before this validation, and
+    /// archaware keeps the text that the author wrote.
     #[serde(untagged)]
     Unknown(String),
 }
@@ -61,8 +61,8 @@ impl Requirement {
         self.holds(labels.get(&self.key).map(String::as_str))
     }
 
-    /// Whether it holds for the value of its key. One that the API server would refuse holds for
-    /// none.
+    /// Whether the requirement holds for this value of its label. A requirement that the API server
+    /// would reject holds for no value.
     pub(super) fn holds(&self, value: Option<&str>) -> bool {
         let is_listed = |value: &str| self.values.iter().any(|listed| listed == value);
         let integer = |text: &str| text.parse::<i64>().ok();
@@ -84,7 +84,7 @@ impl Requirement {
         }
     }
 
-    /// Whether no label satisfies both, as far as operators without order tell.
+    /// Whether no value satisfies both requirements. Conflicts with `Gt` or `Lt` are not detected.
     pub(super) fn excludes(&self, other: &Self) -> bool {
         let excludes = |one: &Self, other: &Self| match (&one.operator, &other.operator) {
             (Operator::In, Operator::In) => {

@@ -55,13 +55,13 @@ pub struct PreferredNodes {
     pub weight: Weight,
 }
 
-/// What the rules say of a pod.
+/// The result of applying the rules to a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AppliedRules {
     /// One demand of each rule that applies.
     pub demands: Demands,
-    /// Rules that select the pod and are left out, because no node could satisfy them and what the
-    /// pod has already.
+    /// Rules that select the pod, but are not applied because they contradict the pod or earlier
+    /// rules.
     pub left_out: Vec<LeftOutRule>,
 }
 
@@ -81,9 +81,9 @@ pub enum Contradicted {
     Author(Disjoint),
     /// The runtime class of the pod.
     RuntimeClass,
-    /// That the pod exists: the runtime class that it lacks cannot be set any more.
+    /// The pod already exists, so its missing runtime class cannot be set any more.
     Existence,
-    /// Rules before it, by the nodes or by the runtime class that they require.
+    /// Earlier rules. They require other nodes (`Some`) or another runtime class (`None`).
     EarlierRules(Option<Disjoint>),
 }
 

@@ -66,8 +66,7 @@ pub(super) fn run_by(
     };
     match class {
         Some(Some(class)) if class.platforms.iter().any(has) => RunBy::Handler(own),
-        // Without a word of the configuration, a pod is not kept from running on account of
-        // WebAssembly.
+        // Missing configuration must not keep a pod with WebAssembly images from running.
         Some(None) if is_webassembly(image) => RunBy::Unknown,
         None if is_webassembly(image) && !runs_webassembly(classes) => RunBy::Unknown,
         _ => RunBy::Cpu(Some(own)),

@@ -37,7 +37,8 @@ impl Effect {
 /// keep working.
 pub const TAINT_KEY: &str = "kubernetes.io/arch";
 
-/// Key and effect of archaware's taint: what a toleration for all of its values names.
+/// Key and effect of archaware's taint. A toleration with both and the operator `Exists` matches
+/// every value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TaintKind {
     /// Key of the taint.
@@ -60,7 +61,7 @@ impl Default for TaintKind {
 pub struct Taint {
     /// Key and effect.
     pub kind: TaintKind,
-    /// The architecture, and its variant if that is tainted.
+    /// The architecture, with the variant if the variant is part of the taint.
     pub value: String,
 }
 
@@ -125,7 +126,7 @@ fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> 
 }
 
 /// Whether a taint, in the API's form, keeps a pod with these tolerations from being scheduled to
-/// the node. Tolerations that compare numbers count as none.
+/// the node. Tolerations with numeric operators (`Gt`, `Lt`) are ignored.
 pub fn keeps_away<'a>(taint: &Value, tolerations: impl IntoIterator<Item = &'a Value>) -> bool {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
     let mut all = tolerations.into_iter();

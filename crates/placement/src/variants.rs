@@ -23,7 +23,7 @@ pub enum UnknownVariants {
     /// Pods may run on them, and prefer nodes that are known to suffice.
     #[default]
     Prefer,
-    /// Pods run on nodes that are known to suffice.
+    /// Pods run only on nodes that are known to suffice.
     Require,
     /// The variants of images are not considered at all.
     Ignore,
@@ -54,9 +54,9 @@ impl Default for VariantPolicy {
 /// A node's variant, as far as its labels prove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeVariant {
-    /// By its own label.
+    /// Stated by the label [`VariantPolicy::label`].
     Exactly(&'static str),
-    /// By its CPU features or model: it may be higher.
+    /// Proven by labels for CPU features or the CPU model; the variant may be higher.
     AtLeast(&'static str),
 }
 
@@ -69,8 +69,8 @@ impl NodeVariant {
     }
 }
 
-/// Whether a node of this architecture and variant can run what a set stands for; `None` if it is
-/// not known.
+/// Whether a set contains nodes of this architecture and variant; `None` if that depends on an
+/// unknown variant.
 pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -> Option<bool> {
     let Some((name, variants)) = set.iter().find(|(name, _)| name.as_str() == node) else {
         return Some(false);
@@ -110,8 +110,9 @@ impl VariantPolicy {
         self.variant_by_labels(&architecture, node.labels)
     }
 
-    /// The value of a node's taint. What features prove counts with `require` only: otherwise pods
-    /// may run on nodes of unknown variant, and a node may be higher than its features prove.
+    /// The value of a node's taint. A variant that labels only prove is used with `require` only:
+    /// otherwise pods may run on nodes of unknown variant, and the variant may be higher than
+    /// proven.
     pub(super) fn taint_value(
         &self,
         architecture: &Architecture,
@@ -128,9 +129,9 @@ impl VariantPolicy {
         value(architecture, tainted)
     }
 
-    /// What of these variants is considered. Where a node of unknown variant suffices, nothing is
-    /// limited without need: most images have an entry `arm/v7`, and hardly any cluster has nodes
-    /// below it.
+    /// The set with only those variants that are considered. With `prefer`, and without variants in
+    /// taints, an architecture is not limited if nodes of unknown variant suffice: most images have
+    /// an entry `arm/v7`, and hardly any cluster has nodes below it.
     pub(super) fn considered(&self, set: Architectures) -> Architectures {
         let considers_presumed = self.taints || self.unknown == UnknownVariants::Require;
         match self.unknown {
@@ -159,7 +160,7 @@ impl VariantPolicy {
         if variants.is_any() || self.unknown != UnknownVariants::Require {
             tainted.push(None);
         }
-        // The variant that is presumed is not in the taint: it is the same as none.
+        // The presumed variant is left out of the taint, so it gives the same value as no variant.
         tainted.sort_unstable();
         tainted.dedup();
         tainted
@@ -169,8 +170,8 @@ impl VariantPolicy {
     }
 
     /// Alternative requirements for nodes; empty if the architectures suffice. `is_single`: only
-    /// one list of requirements can be added. It cannot distinguish nodes of unknown variant from
-    /// sufficient nodes, so they stay possible.
+    /// one list of requirements can be added. If one list cannot select all sufficient nodes, nodes
+    /// of unknown variant stay possible.
     pub(super) fn required(&self, set: &Architectures, is_single: bool) -> Vec<Vec<Requirement>> {
         if set.iter().all(|(_, variants)| variants.is_any()) {
             return Vec::new();
@@ -199,7 +200,8 @@ impl VariantPolicy {
             .collect()
     }
 
-    /// Without the nodes whose own label says that they do not suffice.
+    /// Requirements for nodes of these architectures, except nodes whose variant label states an
+    /// insufficient variant.
     fn not_known_to_lack(&self, set: &Architectures) -> Vec<Requirement> {
         // `v8` is a variant of arm and of arm64.
         let suffices_for_another = |value: &str| {
@@ -269,8 +271,8 @@ fn value(architecture: &Architecture, variant: Option<&str>) -> String {
     )
 }
 
-/// The architecture in the value of a taint, if it is one that archaware makes. An architecture of
-/// Go has no hyphen.
+/// The architecture in the value of a taint, if archaware can have written the value. No
+/// architecture of Go has a hyphen.
 pub(super) fn architecture_of(value: &str) -> Option<Architecture> {
     let Some((architecture, variant)) = value.split_once('-') else {
         return value.parse().ok();

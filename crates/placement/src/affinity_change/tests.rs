@@ -313,7 +313,8 @@ fn a_forged_record_of_repeated_terms_removes_nothing() {
     assert_eq!(affinity, required(json!([before, before])));
 }
 
-/// A set of nodes without any node: nothing selects it, not even where no architecture is required.
+/// An empty set of nodes: no node satisfies the added requirement, even if no architecture is
+/// required.
 #[test]
 fn no_node_is_written_as_a_requirement_that_no_node_satisfies() {
     let author = AuthorNodes {

@@ -57,7 +57,8 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
 }
 
 /// Removes the expressions from the terms that got them. Another webhook may have inserted a term
-/// before these, so where a term lacks an expression, the first other term loses it.
+/// before these, so if a term lacks an expression, the expression is removed from the first other
+/// term that has it.
 fn remove_expressions(
     terms: &mut [NodeSelectorTerm],
     own: &Require,
@@ -99,8 +100,9 @@ fn remove_expressions(
     found
 }
 
-/// Removes the repetitions of terms, and the additions to the first of each. If they are not where
-/// archaware puts them, nothing is removed: an author's term may equal an alternative.
+/// Removes the copies of repeated terms, and the added expressions from the first copy of each.
+/// Removes nothing if the copies are not where archaware puts them, because an author's term may
+/// equal an alternative.
 fn remove_repeated(
     terms: &mut Vec<NodeSelectorTerm>,
     own: &Require,
@@ -108,7 +110,7 @@ fn remove_repeated(
 ) -> Option<AffinityUndo> {
     let count = alternatives.len();
     let places = own.terms.iter().enumerate();
-    // Each term before it has become as many as there are alternatives.
+    // Each earlier term was repeated once per alternative, which moved the later terms.
     let places = places.map(|(before, index)| index.checked_add(before * (count - 1)));
     let places: Vec<usize> = places.collect::<Option<_>>()?;
     for place in &places {
@@ -136,7 +138,8 @@ fn remove_repeated(
     Some(undo)
 }
 
-/// A term without what an alternative added; `None` if it is not there.
+/// The term without the expressions of the alternative; `None` if an expression is missing, or if
+/// no expression is left.
 fn without(term: &NodeSelectorTerm, alternative: &NodeSelectorTerm) -> Option<NodeSelectorTerm> {
     let mut rest = term.clone();
     for expression in alternative.match_expressions.iter().rev() {

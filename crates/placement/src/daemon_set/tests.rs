@@ -230,7 +230,8 @@ fn clean_takes_what_is_owned_once() {
     assert_eq!(record.find(&existing, only_arm), [1]);
 }
 
-/// What `tolerate` decided holds until the images are known; it is no decision of theirs.
+/// A decision of the action `tolerate` holds until the images are known. It does not count as a
+/// decision of the images.
 #[test]
 fn a_decision_of_the_policy_until_the_images_are_known_does_not_stand() {
     let record = json!({ "version": 1, "tolerations": [{"key": "a", "value": "amd64"}], "images": ["a"], "decision": "amd64" });

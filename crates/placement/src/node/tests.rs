@@ -28,7 +28,7 @@ impl Default for Case {
     }
 }
 
-/// Those of the configuration and of an earlier one.
+/// Keys of the configuration and of an earlier configuration.
 fn keys() -> ConfiguredKeys {
     ConfiguredKeys {
         taints: [TAINT_KEY, "old/key"].map(str::to_owned).into(),
@@ -192,8 +192,8 @@ fn clean_takes_only_the_recorded_taint() {
     assert_eq!(Case::default().tainted(ARM).clean(), None);
 }
 
-/// A compromised kubelet can write its node's annotations, and would have archaware remove a taint
-/// that keeps it away.
+/// A compromised kubelet can write the annotations of its node. It must not make archaware remove a
+/// taint that keeps pods away from the node.
 #[test]
 fn a_forged_record_removes_no_taint_of_others() {
     for forged in [
@@ -216,8 +216,8 @@ fn a_forged_record_removes_no_taint_of_others() {
         let removed = case.decide().0.and_then(|change| change.remove);
         assert_eq!(removed, None, "{forged}");
     }
-    // An earlier configuration, which is not known any more, may have had this key; the others
-    // cannot be archaware's.
+    // The key `dedicated` may come from an earlier configuration that is no longer known, but only
+    // with an architecture as value. The key of `ARM` is known.
     let unknown = |text: &str| {
         let case = Case::default().owned(text).tainted(text);
         of_unknown_key(&case.node(), &keys()).is_some()

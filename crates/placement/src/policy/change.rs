@@ -1,5 +1,5 @@
-//! The one writer: turns a decision and demands into the tolerations, node affinity, images and
-//! runtime class of a pod.
+//! The only module that turns a decision and demands into the tolerations, node affinity, images
+//! and runtime class of a pod.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -32,7 +32,7 @@ pub struct PodView<'a> {
 /// How the affinity of a pod may be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityAccess {
-    /// Nothing.
+    /// It cannot be changed.
     Closed,
     /// It can be narrowed, as long as the pod has a scheduling gate.
     Narrowing,
@@ -85,8 +85,8 @@ impl PodChange {
         self
     }
 
-    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of
-    /// a mirror.
+    /// Keeps the current name of an image that is selected again: another webhook may have changed
+    /// it, e.g. to the name of a mirror.
     #[must_use]
     pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
         for image in &mut self.images {
@@ -134,7 +134,8 @@ impl PlacementPolicy {
         };
         if pod.affinity != AffinityAccess::Closed {
             change.images = demands.images().cloned().collect();
-            // What the author selects in spite of the images stays if the pod fits there.
+            // If the author selects only other architectures, and taints do not keep the pod away
+            // from them, archaware requires none.
             let stays = |set: &&Architectures| {
                 pod.author.excludes_all(set) && !self.is_excluded(set, pod.author, pod.tolerations)
             };

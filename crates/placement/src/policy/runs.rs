@@ -42,9 +42,9 @@ impl PlacementPolicy {
         }
     }
 
-    /// Whether a node runs an image, natively or by emulation; `None` if its variant is not known.
-    /// `stated`: the architectures that the author of the pod states, which count instead of its
-    /// images. `image` is `None` if the image does not limit its pod.
+    /// Whether a node runs an image, natively or by emulation; `None` if that depends on the
+    /// unknown variant of the node. `stated`: the architectures that the author of the pod states,
+    /// which count instead of its images. `image` is `None` if the image does not limit its pod.
     pub fn runs(
         &self,
         node: NodePlatform<'_>,
@@ -79,11 +79,11 @@ mod tests {
             ("arm64", Some(&plain), None, Some("amd64"), false),
             ("arm64", Some(&emulating), None, Some("amd64"), true),
             ("arm64", None, None, Some("amd64"), true),
-            // amd64 runs 386, and its emulation does not.
+            // amd64 nodes run 386 images, but nodes that emulate amd64 do not.
             ("amd64", Some(&plain), None, Some("386"), true),
             ("arm64", Some(&emulating), None, Some("386"), false),
             ("arm64", Some(&plain), None, None, true),
-            // Its author knows better than its images.
+            // Architectures that the author states count instead of those of the image.
             ("arm64", Some(&plain), Some("arm64"), Some("amd64"), true),
             ("arm64", Some(&plain), Some("amd64"), Some("arm64"), false),
             (

@@ -21,8 +21,8 @@ const LOWEST_LEVEL: &str = "X86_64_V1";
 pub(super) struct Proof {
     pub(super) architecture: &'static str,
     pub(super) variant: &'static str,
-    /// The level, as NFD names it; empty: it has none. Where NFD publishes levels, the features do
-    /// not count: a hypervisor may hide one that no label tells of.
+    /// The level, as NFD names it; empty if there is none. Where NFD publishes levels, the features
+    /// do not count: a hypervisor may hide a feature for which NFD has no label.
     pub(super) level: &'static str,
     /// The variant whose features it also has; empty: none.
     pub(super) and_of: &'static str,

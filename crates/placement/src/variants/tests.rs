@@ -43,7 +43,7 @@ fn labels_say_the_variant_of_a_node() {
         ("amd64", None, "AVX AVX2", Some("v2")),
         ("amd64", None, "AVX AVX2 FMA3", Some("v3")),
         ("amd64", None, v4, Some("v4")),
-        // Where NFD publishes levels, its features do not count.
+        // Where NFD publishes levels, the labels for single features do not count.
         ("amd64", None, "X86_64_V1", None),
         ("amd64", None, "X86_64_V1 X86_64_V2 X86_64_V3", Some("v3")),
         (
@@ -53,7 +53,7 @@ fn labels_say_the_variant_of_a_node() {
             Some("v2"),
         ),
         ("arm64", None, "X86_64_V1 X86_64_V2", None),
-        // The own label counts more, whatever it says.
+        // The variant label counts more than features, even with a lower variant.
         ("amd64", Some("v2"), v4, Some("v2")),
         ("amd64", Some("v1"), v4, Some("v1")),
         // A value that is no variant says nothing.
@@ -89,8 +89,8 @@ fn labels_say_the_variant_of_a_node() {
     }
 }
 
-/// Each proof is for a known variant, contains those of the variants that it runs, and comes after
-/// them.
+/// Each proof is for a known variant, contains the features of all variants whose images its
+/// variant runs, and comes after their proofs.
 #[test]
 fn proofs_are_in_order() {
     for (index, proof) in PROOFS.iter().enumerate() {
@@ -188,7 +188,7 @@ fn models_prove_a_variant() {
             expected.map(NodeVariant::AtLeast),
             "{name} {vendor} {model}"
         );
-        // Its pods prefer exactly such nodes.
+        // Pods with images for a variant prefer a node exactly if the node is known to suffice.
         let prefers = |set: &str| {
             let terms = policy.preferred(&super::tests::set(set));
             terms.iter().any(|term| {
@@ -201,7 +201,7 @@ fn models_prove_a_variant() {
         assert_eq!(prefers("arm64/v8.1"), expected.is_some());
         assert_eq!(prefers("arm64/v8.2"), expected.is_some());
         assert!(!prefers("arm64/v8.3"));
-        // Features can prove more, and the own label says it.
+        // Features can prove a higher variant than the model, and the variant label overrides both.
         let more = "ATOMICS ASIMDRDM CRC32 DCPOP JSCVT FCMA LRCPC PACA";
         labels.extend(super::tests::labels(None, more));
         let found = policy.variant_by_labels(&architecture, &labels);
@@ -294,7 +294,7 @@ fn taints_and_tolerations_of_variants() {
         assert_eq!(value(name, own), expected, "{name} {own:?}");
         assert_eq!(architecture_of(expected), Some(architecture(name)));
     }
-    // What features prove is in the taint if nodes of unknown variant do not count.
+    // A variant that only features prove is in the taint only with `require`.
     for (unknown, expected) in [
         (UnknownVariants::Prefer, "amd64"),
         (UnknownVariants::Require, "amd64-v2"),
@@ -388,8 +388,8 @@ fn the_affinity_of_variants() {
     for unknown in [prefer, require] {
         assert_eq!(both(unknown, "amd64,arm64", false), nothing);
         assert_eq!(both(unknown, "amd64/v1,arm64/v8", false), nothing);
-        // A node of architecture arm without facts is one of v7. (Considered with `taint.variants`
-        // or `require` only.)
+        // An arm node of unknown variant is presumed to be v7. (This is considered with
+        // `taint.variants` or `require` only.)
         let v7 = json!([[on_arch(&["amd64", "arm"]), by_label("NotIn", &["v5", "v6"])]]);
         assert_eq!(both(unknown, "amd64,arm/v7", false), (v7, json!([])));
     }
@@ -413,7 +413,7 @@ fn the_affinity_of_variants() {
         (not_lower.clone(), v3.clone())
     );
     assert_eq!(both(require, "amd64/v3", false), (v3, json!([])));
-    // What can only be narrowed gets no alternatives.
+    // Affinity that can only be narrowed gets no alternatives.
     assert_eq!(both(require, "amd64/v3", true), (not_lower, json!([])));
     let mixed = json!([
         [on_arch(&["arm64"])],
@@ -454,7 +454,7 @@ fn each_sufficient_variant_has_its_proof() {
 }
 
 proptest::proptest! {
-    /// What is known of a node, and what node affinity selects, is the same.
+    /// Required node affinity selects a node exactly if the node is known to suffice.
     #[test]
     fn known_nodes_are_those_that_are_selected(
         features in proptest::sample::subsequence(
