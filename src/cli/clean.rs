@@ -88,7 +88,7 @@ struct Session {
 enum CleanResult {
     /// Nothing was done: archaware runs.
     Refused,
-    /// Everything was removed but this, or this came back.
+    /// The command has ended. `remaining`: the objects that were not cleaned, or came back.
     Cleaned { remaining: Vec<String> },
 }
 
@@ -185,7 +185,8 @@ impl Session {
         self.remove_configuration().await;
         self.remove_gates().await.context("cannot list pods")?;
         self.untaint_nodes().await.context("cannot list nodes")?;
-        // The webhook is asked about updates of DaemonSets.
+        // The API server may still call the webhook for updates of DaemonSets, and the webhook
+        // would undo them.
         self.wait_until_not_asked().await;
         self.restore_templates()
             .await

@@ -15,7 +15,7 @@ use crate::{
 
 use super::Global;
 
-/// A configuration, and what should be known about it.
+/// A configuration, and the permission that was missing to read the installation's configuration.
 pub(super) struct ClusterConfig {
     pub(super) config: Config,
     /// The permission without which the configuration of the installation could not be read.
@@ -31,8 +31,9 @@ impl From<Config> for ClusterConfig {
     }
 }
 
-/// The configuration: that of the file that is named, else that of the installation, else the
-/// defaults. Files that the pods of the installation have are left out, and that is logged.
+/// Loads the configuration from the `--config` file if it is set, else from the ConfigMap of the
+/// installation; without both, the defaults apply. Settings of the ConfigMap that name files in
+/// archaware's pods are emptied and logged.
 pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<ClusterConfig> {
     if global.config.is_some() {
         return Ok(global.load_config()?.into());

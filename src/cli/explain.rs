@@ -35,14 +35,14 @@ use target::Target;
 
 use super::{CommandStatus, Global, Persist, cluster_config, output, resolver};
 
-/// Maximum number of objects of a manifest that are explained; each is a page of text. `archaware
+/// Maximum number of objects that are explained at once, because each is a page of text. `archaware
 /// report` is for more.
 const MAX_OBJECTS: usize = 50;
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainCommand {
-    /// What to explain: pod/NAME, deployment/NAME or any other kind that runs pods; a name alone is
-    /// a pod's. Without any: the pods of the namespace that wait or fail
+    /// What to explain: pod/NAME, deployment/NAME or any other kind that runs pods; a bare NAME is
+    /// a pod. Without arguments: the pods of the namespace that wait or fail
     #[arg(value_name = "KIND/NAME", conflicts_with = "filename")]
     objects: Vec<String>,
     /// Namespace of the objects; otherwise the one of the kubeconfig's context
@@ -123,7 +123,7 @@ impl ExplainCommand {
             nodes,
             explains: true,
         };
-        // It ends with this command.
+        // `work_beside` ends the watches of the sources when this future ends.
         let explaining = async {
             let mut explained = Vec::new();
             for target in targets {
@@ -161,7 +161,8 @@ async fn explain_target(
         None => Namespace::default(),
     };
     if !target.is_existing_pod() {
-        // As the admission plugin ServiceAccount does.
+        // Add the pull secrets of the ServiceAccount, as the admission plugin `ServiceAccount` does
+        // when a pod is created.
         let namespace = target.name.namespace.clone().unwrap_or_default();
         let secrets = &evaluator.pull_secrets;
         if secrets.add_of_account(&namespace, target.spec_mut()).await {
@@ -194,7 +195,8 @@ async fn explain_target(
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
     if target.is_existing_pod() {
-        // For a pod that exists nothing is selected any more.
+        // Images of an existing pod are not replaced, so show the candidates as if the pod were
+        // recreated.
         let anew = if selects(evaluator, subject) {
             evaluator
                 .evaluate_anew(subject, &namespace)
@@ -257,7 +259,7 @@ async fn evaluate(target: &Target, evaluator: &Evaluator, namespace: &Namespace)
     evaluator.evaluate(subject, namespace).await
 }
 
-/// Whether nodes may be selected or preferred by compatibility documents.
+/// Whether compatibility documents may select images for the pod, or prefer nodes.
 fn selects(evaluator: &Evaluator, subject: Subject<'_>) -> bool {
     compatibility::is_requested(subject.annotations, subject.labels)
         || evaluator.config.selection.attached != config::AttachedDocuments::Ignore
@@ -278,8 +280,8 @@ async fn all_images(
         failed,
         unusable: evaluation.unusable.clone(),
     };
-    // Images that are not known could only leave fewer architectures, so they were not looked at
-    // further.
+    // Without a common architecture, the evaluation drops the errors of other images, because
+    // these images could only leave fewer architectures. So resolve the images again.
     let is_cut_short = matches!(
         evaluation.verdict,
         Verdict::Decided(Decision::NoCommonArchitecture)
@@ -295,7 +297,8 @@ async fn all_images(
     seen
 }
 
-/// Why archaware only reports what the template of a DaemonSet should have.
+/// Why archaware only reports a change of a DaemonSet's template and does not make it; `None` if it
+/// makes the change, or if there is none.
 fn withheld(
     evaluator: &Evaluator,
     template: &Template<'_>,

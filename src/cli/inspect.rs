@@ -49,7 +49,8 @@ struct InspectResult {
     media_type: Option<&'static str>,
     platforms: Vec<String>,
     architectures: Vec<String>,
-    /// By architecture, the variants of nodes that suffice, where not every one does.
+    /// By architecture: the variants of nodes that suffice. Lacks architectures whose every variant
+    /// suffices.
     variants: BTreeMap<String, Vec<&'static str>>,
     source: Option<&'static str>,
     note: Option<&'static str>,

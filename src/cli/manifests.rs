@@ -15,8 +15,8 @@ const MAX_FILE: u64 = 64 << 20;
 /// Maximum number of files in folders.
 const MAX_FILES: usize = 10_000;
 
-/// The objects of a file or of all manifests in a folder; `-` is stdin. With the name of their
-/// file, for messages.
+/// The objects of a file or of all manifests in a folder; `-` is stdin. Each object comes with the
+/// name of its file, for messages.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
     let mut files = Vec::new();
     if path.is_dir() {
@@ -37,8 +37,8 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
 /// As `kubectl` and Helm read it.
 const LAST_WINS: serde_saphyr::DuplicateKeyPolicy = serde_saphyr::DuplicateKeyPolicy::LastWins;
 
-/// The documents of a text. Of a chart with thousands of objects the parser's own limits would stop
-/// it; the size of files bounds these.
+/// The YAML documents of a text. The parser's default limits are too low for a chart with thousands
+/// of objects, so they are raised; [`MAX_FILE`] bounds the work.
 fn parse(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
     let budget = serde_saphyr::budget! {
         max_documents: 100_000,

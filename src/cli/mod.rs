@@ -1,6 +1,6 @@
 //! The command line: one file per subcommand, and the parts that they share.
 
-// `println!` panics when its reader ends, like `head`: `output` prints.
+// `println!` panics when the reader of stdout has exited, as `head` does: use `output::print`.
 #![warn(clippy::print_stdout)]
 
 mod clean;
@@ -184,8 +184,8 @@ impl Command {
         }
     }
 
-    /// The format of its log lines, where none is named: those of a service are collected, those of
-    /// other commands are read.
+    /// The log format. For commands that people run, `auto` means text, because people read the log
+    /// lines. For services `auto` stays, because the log lines are collected.
     fn log_format(&self, named: LogFormat) -> LogFormat {
         let is_service = matches!(self, Self::Run(_) | Self::ContentProxy(_));
         if named == LogFormat::Auto && !is_service {
@@ -200,7 +200,7 @@ impl Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CommandStatus {
     Done,
-    /// Some of it failed, as already printed.
+    /// A part of the work failed. The command has already printed which part.
     Failed,
     /// Nothing was done because it would have been unsafe.
     Refused,
@@ -275,8 +275,9 @@ impl Cli {
         cli
     }
 
-    /// `--namespace` names archaware's own namespace. For commands about other objects it is
-    /// theirs, as for `kubectl`; archaware's own can still be named by `ARCHAWARE_NAMESPACE`.
+    /// For commands about objects (`explain`, `report`), `--namespace` is the namespace of the
+    /// objects, as for `kubectl`, and `ARCHAWARE_NAMESPACE` still sets archaware's own namespace.
+    /// For other commands, `--namespace` is archaware's own namespace.
     fn assign_namespace(&mut self, matches: &ArgMatches) {
         let given = matches.value_source("namespace") == Some(ValueSource::CommandLine);
         let is_about_objects = matches!(self.command, Command::Explain(_) | Command::Report(_));
@@ -322,7 +323,7 @@ impl Global {
         given.unwrap_or_else(|| cluster::NAME.to_owned())
     }
 
-    /// Whether this process is in a pod of archaware's namespace, and uses its account.
+    /// Whether this process runs in a pod in archaware's namespace, with the pod's service account.
     fn is_in_own_pod(&self, api: &ApiClient) -> bool {
         api.is_in_cluster() && namespace_of_pod().is_some_and(|name| name == self.namespace())
     }
@@ -343,7 +344,7 @@ impl Global {
                 );
                 Err(error).context(what)
             }
-            // Its answer does not matter here: not everybody may ask for the version.
+            // Any other result, even an error such as 403, shows that the API server is reachable.
             _ => Ok(api),
         }
     }

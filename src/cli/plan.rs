@@ -102,7 +102,7 @@ impl PlanCommand {
         for finding in advice(&api, &installed, &nodes, &pods).await {
             tracing::warn!("{finding}");
         }
-        // It ends with this command.
+        // `work_beside` ends the watches of the sources when this future ends.
         let steps = steps(&api, &config, &evaluator, &nodes, pods);
         let mut steps = evaluator.sources.work_beside(&api, steps).await?;
         steps.sort();
@@ -122,7 +122,7 @@ async fn advice(api: &ApiClient, config: &Config, nodes: &[Node], pods: &[Pod]) 
     let mut advice = plan::advice::advice(config, &pools, nodes, unbound);
     match controller::without_pull_secrets(api).await {
         Ok(consequence) => advice.extend(consequence.map(str::to_owned)),
-        // What the plan says does not depend on it.
+        // The advice is complete except for this check, so the plan goes on.
         Err(error) => tracing::debug!(%error, "cannot check the permission to read pull secrets"),
     }
     advice
@@ -140,7 +140,7 @@ async fn steps(
         .map_ok(|namespace: Namespace| (namespace.name_any(), namespace))
         .try_collect()
         .await?;
-    // Every list is read completely first, because the token of a page would expire while
+    // Every list is read completely first, because its `continue` token would expire while
     // registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
@@ -220,7 +220,7 @@ async fn of_pod(
     let policy = &evaluator.policy;
     let planned = planned(&pod, &evaluation, policy, variants);
     let mut notices = evaluation.notices(policy);
-    // Why no node can run it is the detail of its row.
+    // The detail of the row already explains why no node can run the pod.
     notices.retain(|notice| !notice.is_conflict());
     PlanRow::with_notices("Pod", &pod, planned, &notices)
 }

@@ -72,7 +72,7 @@ pub(super) struct ReportCommand {
     /// could not be found out (unknown), or in either case (unknown,missing)
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     fail_on: Vec<FailOn>,
-    /// File with what earlier reports found out about images [default:
+    /// Cache file with the image platforms that earlier reports read [default:
     /// ~/.cache/archaware/images.jsonl]
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
@@ -178,7 +178,7 @@ impl ReportCommand {
         Ok(self.status(report))
     }
 
-    /// What earlier reports found out. A report does not depend on it.
+    /// Opens the cache of earlier reports. If that fails, the report is made without it.
     fn open_cache(&self, resolver: &Resolver) -> Option<ReportCache> {
         if self.no_cache {
             return None;

@@ -193,7 +193,7 @@ async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpList
     listener.with_context(|| format!("cannot listen on {address} ({setting})"))
 }
 
-/// How often containerd is probed when nothing else calls it: as long as its breaker stays open.
+/// Interval of the probes of containerd; equal to the time that its circuit breaker stays open.
 const PROBE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Probes containerd periodically: otherwise its gauge would be as old as the last new image.

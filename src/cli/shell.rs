@@ -1,5 +1,4 @@
-//! What shells and manuals know of the program: completion scripts, candidates for kubectl, and man
-//! pages.
+//! Completion scripts, completion candidates for kubectl, and man pages.
 
 use std::{ffi::OsString, path::Path};
 
@@ -12,10 +11,11 @@ use super::{
     output,
 };
 
-/// `ShellCompDirectiveNoFileComp` of cobra, in whose protocol kubectl asks its plugins: nothing is
-/// added to the candidates.
+/// `ShellCompDirectiveNoFileComp` of cobra: the shell adds no file names to the candidates. kubectl
+/// uses cobra's protocol to ask plugins for candidates.
 const NO_MORE: u8 = 4;
-/// `ShellCompDirectiveNoSpace`: a folder is not the end of a path.
+/// `ShellCompDirectiveNoSpace` of cobra: the shell adds no space after a folder, because the path
+/// may go on.
 const NO_SPACE: u8 = 2;
 
 /// Prints a completion script.
@@ -27,8 +27,9 @@ pub(super) fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<C
     Ok(CommandStatus::Done)
 }
 
-/// Prints what the last of these words can become, for the file `kubectl_complete-archaware` of the
-/// plugin: a candidate in each line, with its description after a tab, and a directive.
+/// Prints the completion candidates of the last word for the plugin's file
+/// `kubectl_complete-archaware`: one per line, with its description after a tab, and cobra's
+/// directive in the last line.
 pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandStatus> {
     let mut command = command_line::command(ProgramName::Plugin);
     let mut all = vec![OsString::from(NAME)];

@@ -21,7 +21,7 @@ pub(super) struct VersionCommand {
 #[serde(rename_all = "camelCase")]
 struct Build {
     version: &'static str,
-    /// The commit that was built; null if the build was not told.
+    /// The commit that was built; null if `ARCHAWARE_COMMIT` was not set during the build.
     commit: Option<&'static str>,
     /// `linux/amd64`, as images name it.
     platform: String,

@@ -32,7 +32,7 @@ pub struct Additions {
     /// Whether the pod has archaware's scheduling gate.
     pub gate: bool,
     /// Whether the failure policy decided (`resolution.failure`), because an image could not be
-    /// read in time. For an existing pod this is known only if the decision is `any`: then its
+    /// read in time. For an existing pod this is inferred: its decision is `any`, although its
     /// images name architectures, or cannot be read now.
     pub by_failure_policy: bool,
     /// The programs that made the additions, and the times.

@@ -41,10 +41,11 @@ pub struct Facts<'a> {
     pub kind: &'a str,
     /// Name of the object.
     pub name: &'a NamespacedName,
-    /// The explained pod: the object itself, or one of its pods. `None` if the object has no pods:
-    /// then a pod of its template is explained.
+    /// The explained pod: the object itself, or one of its pods. `None` for a DaemonSet, and for an
+    /// object without pods: then a pod of its template is explained.
     pub pod: Option<&'a ExistingPod>,
-    /// The places of its pods, if the object is not a pod.
+    /// Pods by phase and node architecture: all pods of a workload, or the pods of the pod's
+    /// controller that wait or fail.
     pub pods: &'a [PodCount],
     /// The evaluated pod or template.
     pub subject: Subject<'a>,
@@ -67,7 +68,7 @@ pub struct Facts<'a> {
     pub is_installed: Option<bool>,
     /// The namespace in which the Lease was looked up.
     pub own_namespace: &'a str,
-    /// Why archaware does not change the template itself.
+    /// Why archaware only reports a change of the template, and does not make it.
     pub withheld: Option<&'a str>,
     /// Why Kubernetes rejects a new pod because of its runtime class.
     pub class_problem: Option<&'a str>,
@@ -88,8 +89,8 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether the failure policy decided that a pod may run anywhere: its images name
-    /// architectures, or cannot be read.
+    /// Whether a decision `any` came from the failure policy: the mode is `inspect`, and the images
+    /// name architectures, or cannot be read.
     fn is_decided_by_policy(&self) -> bool {
         let is_inspected = *self.handling.0 == Handling::Mode(Mode::Inspect);
         let mut images = self.counting_images().iter();
@@ -116,7 +117,8 @@ pub struct Explanation {
     pub namespace: Option<String>,
     /// Name of the object.
     pub name: String,
-    /// The places of a workload's pods, by state and architecture of their node.
+    /// Pods by phase and node architecture: all pods of a workload, or the pods of the pod's
+    /// controller that wait or fail.
     pub pods: Vec<PodCount>,
     /// The explained pod: the object itself, or its pod that waits longest. Null if there is none.
     pub pod: Option<PodState>,
@@ -135,7 +137,8 @@ pub struct Explanation {
     pub architectures: Option<Vec<String>>,
     /// archaware's additions to the pod.
     pub added: Option<Additions>,
-    /// archaware's additions when it decides about the pod.
+    /// The additions that archaware will make when it decides about the pod; null if it makes
+    /// none.
     pub pending: Option<Additions>,
     /// Groups of nodes with the same architecture, taints and answer. Null if the nodes cannot be
     /// read.
@@ -197,8 +200,8 @@ impl Applies {
 struct Consequence {
     /// The name of the verdict.
     verdict: &'static str,
-    /// The node architectures that its images, or its author's statement, allow, whatever its mode
-    /// is; `None` if nothing limits it.
+    /// The node architectures that the pod's images, or its author's annotation, allow, in every
+    /// mode; `None` if nothing limits the pod.
     runs_on: Option<Architectures>,
     /// archaware's additions.
     change: PodChange,

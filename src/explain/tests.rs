@@ -65,7 +65,7 @@ struct Case {
 }
 
 impl Case {
-    /// A pod with these images that tolerates what they share.
+    /// A pod with these images, and with the tolerations of the decision.
     fn of(images: Vec<EvaluatedImage>, decision: Decision) -> Self {
         let spec = match &decision {
             Decision::Architectures(set) => {
@@ -398,7 +398,7 @@ fn what_is_stated_and_what_is_not_known() {
     ]);
 }
 
-/// What archaware does not limit, the images do.
+/// archaware does not limit these pods, but their images do not run on every node.
 #[test]
 fn pods_that_nothing_keeps_away_from_wrong_nodes() {
     let everything = || json!({"tolerations": [{"operator": "Exists"}]});
@@ -584,7 +584,7 @@ fn who_added_what_and_when() {
     assert_eq!(Additions::recorded(&untouched), None);
 }
 
-/// What an event says of it, `explain` says, too.
+/// `explain` shows the note that archaware also reports as an event.
 #[test]
 fn an_author_who_overrules_the_images_is_told() {
     let case = Case {

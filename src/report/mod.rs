@@ -33,7 +33,7 @@ pub struct KnownWorkload {
     pub stated: Option<Architectures>,
     /// The requested architectures that its author's node selector or affinity excludes.
     pub excluded: BTreeSet<Architecture>,
-    /// How many of its pods have a node of which architecture.
+    /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
     /// Its pods on the wrong architecture: an image is not for their node, or a program of it is
     /// not.
@@ -122,12 +122,12 @@ pub struct ReportedWorkload {
     pub memory_bytes: u64,
     /// The images of its pods.
     pub images: Vec<String>,
-    /// The architectures on which all of its images run. Null if none limits it, or if one is not
-    /// known.
+    /// The architectures on which all of its images run, or which its author states. Null if no
+    /// image limits it, or if an image could not be resolved.
     pub architectures: Option<Vec<String>>,
     /// Whether it could run on each architecture that is asked about.
     pub answers: Vec<Answer>,
-    /// How many of its pods run on nodes of which architecture.
+    /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
     /// Its pods on nodes of an architecture that an image of theirs lacks.
     pub misplaced: Vec<MisplacedPod>,
@@ -244,7 +244,8 @@ impl KnownWorkload {
         }
     }
 
-    /// The architectures on which all of its images run.
+    /// The architectures that its author states, else those on which all of its images run;
+    /// `None` if no image limits the workload, or if an image could not be resolved.
     fn architectures(&self) -> Option<Architectures> {
         if let Some(stated) = &self.stated {
             return Some(stated.clone());
@@ -316,7 +317,7 @@ fn images(workloads: &[KnownWorkload]) -> Vec<ReportedImage> {
     for (name, image) in workloads.iter().flat_map(|workload| &workload.images) {
         let known = all.entry(name).or_insert((0, image));
         known.0 += 1;
-        // With the credentials of another namespace it may be known.
+        // The image may be readable with the credentials of another namespace.
         if matches!(known.1, KnownImage::Failed { .. }) {
             known.1 = image;
         }

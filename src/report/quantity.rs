@@ -41,9 +41,12 @@ impl Add for Requests {
     }
 }
 
-/// What a pod of this spec requests: its containers and sidecars together, or its largest init
-/// container with the sidecars before it if that is more; what the pod itself requests counts
-/// instead (KEP-2837). Its overhead comes on top (`PodRequests` of k8s.io/component-helpers).
+/// The requests of a pod, for each resource (`PodRequests` of k8s.io/component-helpers): its
+/// pod-level request if there is one (KEP-2837), otherwise the larger of
+/// - its containers and sidecars together,
+/// - its largest init container with the sidecars before it.
+///
+/// The pod's overhead is added.
 pub fn requests_of(spec: &Value) -> Requests {
     let list = |field: &str| spec.get(field).and_then(Value::as_array);
     let containers = list("containers").into_iter().flatten();
@@ -64,8 +67,8 @@ pub fn requests_of(spec: &Value) -> Requests {
     of_pod(spec, running.max(starting)) + overhead
 }
 
-/// What the pod itself requests, for each resource; its limits count where neither it nor a
-/// container requests any.
+/// The pod-level request for each resource. Without one, the requests of the containers count, or
+/// the pod-level limit if no container requests the resource.
 fn of_pod(spec: &Value, containers: Requests) -> Requests {
     let of = |list: &str, name: &str| spec.pointer(&format!("/resources/{list}/{name}"));
     let amount = |name: &str, containers: u64, unit: u64| {
@@ -79,7 +82,7 @@ fn of_pod(spec: &Value, containers: Requests) -> Requests {
     }
 }
 
-/// Requests that are not set are the limits.
+/// The requests of a container. Kubernetes sets a missing request to the limit.
 fn of_container(container: &Value) -> Requests {
     let of = |field: &str| container.pointer(&format!("/resources/{field}"));
     let (requests, limits) = (of("requests"), of("limits"));
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Manifests come from files.
+        /// Manifests may contain any text, so that parsing must not panic.
         #[test]
         fn any_text_is_a_quantity_or_nothing(text in "[-+.0-9]{0,20}[a-zA-Z]{0,3}[-+0-9]{0,12}") {
             let container = |value: &str| json!({"resources": {"requests": {"cpu": value, "memory": value}}});
@@ -219,7 +222,7 @@ mod tests {
             (json!([]), json!([container("1"), container("2")]), 3000),
             (json!([container("5")]), json!([container("1")]), 5000),
             (json!([container("1")]), json!([container("2")]), 2000),
-            // A sidecar runs on, and beside the init containers after it.
+            // A sidecar keeps running, beside the later init containers and the containers.
             (
                 json!([sidecar("1"), container("3")]),
                 json!([container("2")]),
@@ -237,8 +240,8 @@ mod tests {
         let limited = json!({"containers": [{"resources": {"limits": {"memory": "1Mi"}}}], "overhead": {"cpu": "250m"}});
         let found = requests_of(&limited);
         assert_eq!((found.cpu_millicores, found.memory_bytes), (250, 1 << 20));
-        // What the pod requests counts for each resource, and its limit where no container requests
-        // any.
+        // A pod-level request counts for each resource; a pod-level limit only if no container
+        // requests the resource.
         let mut spec = json!({"containers": [container("1"), container("2")], "overhead": {"cpu": "250m"},
             "resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "8", "memory": "2Mi"}}});
         let found = requests_of(&spec);

@@ -17,9 +17,9 @@ pub struct Amount {
     pub workloads: u64,
     /// How many pods they have.
     pub pods: u64,
-    /// CPU that these request, in thousandths of a core.
+    /// CPU that the pods request, in thousandths of a core.
     pub cpu_millicores: u64,
-    /// Memory that these request.
+    /// Memory that the pods request.
     pub memory_bytes: u64,
 }
 
@@ -33,16 +33,18 @@ pub struct Summary {
     pub total: Amount,
     /// Pods that are on nodes of this architecture already.
     pub pods_there: u64,
-    /// Those that can run there today.
+    /// Workloads that can run on this architecture today.
     pub can_run: Amount,
-    /// Those that one image keeps from it, and nothing else.
+    /// Workloads that only one image keeps from this architecture, and nothing else.
     pub blocked_by_one_image: Amount,
-    /// Those that several images keep from it, or their author's node selector, affinity or
-    /// annotation.
+    /// Other workloads that cannot run on this architecture: because of several images, of the
+    /// author's node selector, affinity or annotation, or of one image while another could not be
+    /// resolved.
     pub blocked_otherwise: Amount,
     /// Workloads with an image that could not be resolved, and without a known obstacle.
     pub unknown: Amount,
-    /// The images that keep workloads from it: those that block the most alone first.
+    /// The images that keep workloads from this architecture; first the images that are the only
+    /// obstacle of the most workloads.
     pub blockers: Vec<Blocker>,
 }
 
@@ -54,9 +56,9 @@ pub struct Blocker {
     pub image: String,
     /// The architectures for which it exists.
     pub architectures: Vec<String>,
-    /// The workloads that have it.
+    /// The workloads that use the image.
     pub blocks: Amount,
-    /// Those of them that nothing else keeps from it.
+    /// The workloads that nothing but this image keeps from the architecture.
     pub blocks_alone: Amount,
 }
 

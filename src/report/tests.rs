@@ -80,7 +80,7 @@ fn each_workload_has_an_answer() {
             vec![],
             Some("amd64"),
         ),
-        // What is known to block it counts more.
+        // An image that lacks the architecture counts more than an image that is not known.
         (
             workload("a", 1, &[("a", "amd64"), ("b", "?")]),
             CanRun::No,

@@ -18,14 +18,15 @@ use crate::{
 
 use super::{CleanedObject, Session};
 
-/// The webhook configuration, as it is named where a change failed.
+/// The kind and name of the webhook configuration, as in `Session::failed`.
 pub(super) fn registration() -> (String, NamespacedName) {
     let kind = MutatingWebhookConfiguration::kind(&());
     (kind.to_string(), NamespacedName::cluster(NAME))
 }
 
 impl Session {
-    /// First of all, so that the API server stops calling the webhook.
+    /// Removes the webhook configuration. `clean` does this first, so that the API server stops
+    /// calling the webhook.
     pub(super) async fn remove_configuration(&mut self) {
         let removed = admission::remove_configuration(&self.api, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {

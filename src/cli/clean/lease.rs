@@ -42,7 +42,7 @@ pub(super) async fn acquire(
     let own = NamespacedName::cluster(namespace);
     let is_installed = match api.find_metadata::<Namespace>(&own).await {
         Ok(found) => found.is_some(),
-        // archaware's own account may not read it, and runs in it.
+        // archaware's service account may not read namespaces, but its own namespace exists.
         Err(ApiError::Forbidden(_)) => true,
         Err(error) => return Err(error).context("cannot read namespaces"),
     };
@@ -106,8 +106,8 @@ pub(super) async fn acquire(
     bail!("cannot acquire the Lease {name}; the warnings above say why")
 }
 
-/// Whether the Deployment that this process is part of can be stopped; an error if it may not be.
-/// Asked before anything is removed.
+/// Whether there is a Deployment to stop with this process. An error without the permission to
+/// stop it: a dry run checks that before anything is removed.
 async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool> {
     let allowed = match api.find::<Deployment>(name).await {
         Ok(None) => return Ok(false),
@@ -126,7 +126,7 @@ async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool
 
 fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
     let namespace = lease.namespace.as_deref().unwrap_or_default();
-    // Stopped that way, this pod would end.
+    // Inside, the command is left out, because it would also end this pod.
     let scale = if is_inside {
         String::new()
     } else {
@@ -139,7 +139,7 @@ fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
     );
 }
 
-/// The held Lease, or the result that nothing competes for it.
+/// The Lease of `clean`. It is not held in a dry run, or if archaware is not installed.
 pub(super) struct CleanLease {
     pub(super) leadership: Leadership,
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,

@@ -31,8 +31,8 @@ pub(super) fn has_record<K: Resource>(object: &K, name: &str) -> bool {
 }
 
 impl Session {
-    /// Leaves an object alone whose record names a key that archaware is not known to have been
-    /// configured with.
+    /// Reports an object that stays unchanged, because its record names a key of no known
+    /// configuration.
     fn unknown<K: Resource<DynamicType = ()>>(&mut self, object: &K, what: &str) {
         let (kind, name) = (K::kind(&()).to_string(), NamespacedName::of_object(object));
         self.remaining.push(format!(
@@ -142,7 +142,8 @@ impl Session {
         self.for_each_object(found, what, act).await
     }
 
-    /// Tolerations cannot be removed from existing pods, so they are recreated.
+    /// Evicts pods, whose controllers recreate them: Kubernetes forbids removing tolerations from a
+    /// pod.
     pub(super) async fn evict_pods(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api

@@ -114,7 +114,7 @@ fn held_by(holder: &str, transitions: u32) -> Value {
     })
 }
 
-/// The changes in order, without renewals of the Lease.
+/// The changes in order, as `METHOD path`.
 fn changes(api: &ScriptedApi) -> Vec<String> {
     let calls = api.calls(&["PATCH", "POST", "DELETE"]);
     calls.iter().map(ToString::to_string).collect()
@@ -272,7 +272,8 @@ async fn it_stops_its_own_pod_last() {
     let mut running = api.get(DEPLOYMENT).unwrap();
     running["spec"]["replicas"] = json!(2);
     api.put(DEPLOYMENT, running);
-    // Asked first: without the right to stop it, nothing is removed.
+    // `clean` first checks that it may scale the Deployment. Without the permission it removes
+    // nothing.
     let scale = format!("PATCH {DEPLOYMENT}/scale");
     api.script(&scale, [ScriptedResponse::Status(403, "no", Value::Null)]);
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
@@ -286,7 +287,7 @@ async fn it_stops_its_own_pod_last() {
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
     assert!(error.to_string().contains("cannot stop"), "{error}");
     assert_eq!(changes(&api).len(), asked);
-    // What remains: it goes on running, so that this can be repeated.
+    // An object could not be cleaned: archaware goes on running, so that `clean` can be repeated.
     api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
     let failed = clean_from(&api, CLEAN, true).await.unwrap();
     assert_eq!(failed.status(), CommandStatus::Failed);
@@ -305,14 +306,14 @@ async fn it_stops_its_own_pod_last() {
     let last = made.iter().rfind(is_other).unwrap();
     assert_eq!(last.to_string(), format!("PATCH {DEPLOYMENT}/scale"));
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
-    // It is not given back: another replica, which ends a little later, would restore everything.
+    // `clean` keeps the Lease: another replica, which ends later, would restore everything.
     let lease = api.get(LEASE).unwrap();
     let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
     assert!(holder != "pod_1" && api.get(SECRET).is_none(), "{holder}");
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 60);
 }
 
-/// Whatever comes back while clean works, or after it released the Lease, is said.
+/// `clean` reports objects that come back while it works, or after it released the Lease.
 #[tokio::test(start_paused = true)]
 async fn what_comes_back_remains() {
     let tainted = cluster().get(NODE).unwrap();
@@ -370,8 +371,8 @@ async fn what_comes_back_remains() {
     }
 }
 
-/// A registration that is made while clean works is said, also if there was none at first; one that
-/// could not be removed is said once.
+/// `clean` reports a webhook configuration that is created while it works, also if none existed
+/// before. It reports a webhook configuration that it could not remove only once.
 #[tokio::test(start_paused = true)]
 async fn the_registration_is_looked_for_again() {
     let registered = cluster().get(WEBHOOK).unwrap();
@@ -436,8 +437,8 @@ async fn a_lost_lease_ends_it() {
     taken.await.unwrap();
 }
 
-/// The Lease of an earlier configuration is gone: its records are kept, so that the next run can
-/// use them.
+/// The Lease that stored the keys of an earlier configuration is gone. Records with such keys are
+/// kept for a run with that configuration.
 #[tokio::test(start_paused = true)]
 async fn what_may_be_of_an_earlier_configuration_remains() {
     let api = cluster();

@@ -29,7 +29,7 @@ async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>,
 }
 
 impl Session {
-    /// Lists objects that came back, or will come back.
+    /// Removes gates that pods have received meanwhile, and lists the objects that came back.
     pub(super) async fn verify(&mut self) -> anyhow::Result<()> {
         // A pod may have received a gate while it was being created when the configuration was
         // removed.

@@ -28,7 +28,7 @@ use super::{
     target::{self, Target},
 };
 
-/// Maximum number of objects of a kind that are kept to find the pods of one.
+/// Maximum number of pods, `ReplicaSet`s or Jobs that are kept for an explanation.
 const MAX_LISTED: usize = 5000;
 
 /// Reads objects, and collects the missing permissions.
@@ -100,7 +100,8 @@ impl Reader {
         Ok(Target::of_template(workload, daemon_set, pods))
     }
 
-    /// The first of these words, if there is a kind of that name.
+    /// The first of several words, if it names a kind, as in `deployment web`. A single word is a
+    /// name.
     pub(super) async fn kind_in(&self, words: &[String]) -> anyhow::Result<Option<String>> {
         let Some(word) = words
             .first()
@@ -115,8 +116,8 @@ impl Reader {
         }
     }
 
-    /// Objects of other kinds with the name of an object that does not exist: people forget the
-    /// kind.
+    /// A hint at an object of another kind with the same name, because people forget the kind;
+    /// empty if there is none.
     async fn others_of_this_name(&self, kind: &str, name: &NamespacedName) -> String {
         let others = kinds::known_kinds().filter(|other| other.kind != kind);
         for other in others {
@@ -161,7 +162,7 @@ impl Reader {
     ) -> anyhow::Result<Vec<ExistingPod>> {
         let mut owners = BTreeSet::from([uid]);
         for kind in ["ReplicaSet", "Job"] {
-            // Their own labels need not be those of their pods.
+            // No selector: a ReplicaSet or Job may have other labels than its pods.
             let own = self.list_owned(kind, namespace, None, &owners).await?;
             let own = own
                 .iter()
@@ -176,7 +177,7 @@ impl Reader {
             .collect()
     }
 
-    /// The objects of a kind that one of these controls, at most [`MAX_LISTED`].
+    /// The objects of a kind whose controller is one of `owners`, at most [`MAX_LISTED`].
     async fn list_owned(
         &mut self,
         kind: &str,
@@ -230,8 +231,8 @@ impl Reader {
         })
     }
 
-    /// Adds what Kubernetes adds to a new pod of a runtime class. Returns why it would reject the
-    /// pod.
+    /// Adds the node selector and tolerations of a RuntimeClass, as Kubernetes does when a pod is
+    /// created. Returns the reason if Kubernetes would reject the pod.
     pub(super) async fn add_class(&mut self, class: &str, spec: &mut PodSpec) -> Option<String> {
         let name = NamespacedName::cluster(class);
         let found = self.api.find::<RuntimeClass>(&name).await;
@@ -271,7 +272,7 @@ impl Reader {
     }
 }
 
-/// The uid of what controls an object; empty if nothing does.
+/// The UID of an object's controller; empty if it has none.
 fn controller(object: &Value) -> &str {
     let owners = object.pointer("/metadata/ownerReferences");
     let mut owners = owners.and_then(Value::as_array).into_iter().flatten();

@@ -51,8 +51,8 @@ impl Target {
         daemon_set: Option<DaemonSet>,
         pods: Vec<ExistingPod>,
     ) -> Self {
-        // No pod of a DaemonSet waits: it makes none for a node whose taint its template does not
-        // tolerate.
+        // For a DaemonSet the template is explained: the DaemonSet controller creates no pod for a
+        // node whose taint the template does not tolerate, so no pod waits because of a taint.
         let pod = if daemon_set.is_some() {
             None
         } else {
@@ -80,8 +80,8 @@ impl Target {
         }
     }
 
-    /// One target for each controller of pods that wait or fail: the pod that waits longest, with
-    /// the number of all of them.
+    /// One target for each controller of pods that wait or fail. It explains the
+    /// [`most_interesting`] pod, and counts all of these pods.
     pub(super) fn of_troubled(pods: Vec<ExistingPod>) -> Vec<Self> {
         let mut by_controller: BTreeMap<String, Vec<ExistingPod>> = BTreeMap::new();
         for pod in pods {
@@ -148,7 +148,7 @@ impl Target {
         }
     }
 
-    /// How many of its pods are in which state, where.
+    /// The object's pods, counted by phase and node architecture.
     pub(super) fn counted(&self, nodes: Option<&[Node]>) -> Vec<PodCount> {
         let of_node: BTreeMap<&str, &str> = nodes
             .unwrap_or_default()
@@ -181,8 +181,8 @@ pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
         || died()
 }
 
-/// The pod that waits longest, else one with a container that does not run, else the oldest; one
-/// that failed or has finished if there is no other.
+/// The oldest pod of the first group that has one: pending pods, pods with a container that does
+/// not run, other pods in scope, failed pods, all others. Pods that are being deleted do not count.
 fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     let rank = |pod: &&ExistingPod| match pod.phase() {
         _ if pod.is_pending() => 0,
@@ -196,8 +196,8 @@ fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     alive.min_by_key(|pod| (rank(pod), pod.pod.metadata.creation_timestamp.clone()))
 }
 
-/// The objects that are named as for `kubectl`: `pod/NAME`, the name of a pod, or a kind and names.
-/// `kind`: the first word, if it can be a kind.
+/// Parses objects as `kubectl` does: `pod/NAME`, the name of a pod, or a kind and names. `is_kind`:
+/// whether a word names a kind.
 pub(super) fn parse_objects(
     words: &[String],
     is_kind: impl Fn(&str) -> bool,

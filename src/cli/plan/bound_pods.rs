@@ -79,8 +79,8 @@ async fn of_pod(
     let mut evaluation = evaluator.evaluate(subject, namespace).await;
     let (handling, ..) = evaluator.handling(subject, namespace);
     if handling == Handling::Mode(Mode::Inspect) && matches!(evaluation.verdict, Verdict::Skip) {
-        // It tolerates every architecture, so that nothing kept it away from a node where its
-        // images do not run.
+        // The pod tolerates every architecture, so the evaluation did not resolve its images. But
+        // nothing kept the pod away from a node where they do not run.
         evaluation.images = evaluator.resolve_all(subject).await.images;
     }
     let platform = policy.node_platform(&view);

@@ -16,7 +16,7 @@ pub(super) struct PlannedNode<'a> {
     pub(super) node: &'a Node,
     change: Option<NodeChange>,
     problem: Option<TaintProblem>,
-    /// archaware's taint, which it has or gets.
+    /// archaware's taint on the node: existing, or planned.
     pub(super) taint: Option<Taint>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> PlannedNode<'a> {
                 let first = tolerate.map(|tolerate| format!("; before, {tolerate}"));
                 rows.push(row(action, detail + &first.unwrap_or_default()));
             }
-            // An earlier version tainted it.
+            // The node already has its taint, and only its pods change.
             (None, Some(tolerate)) => rows.push(row("tolerate", tolerate)),
             (None, None) => {}
         }

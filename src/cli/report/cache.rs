@@ -1,5 +1,5 @@
-//! What earlier reports found out about images: a report that was interrupted, or is made again,
-//! asks registries for the rest only.
+//! A cache file of resolved images: a report that was interrupted, or is made again, asks
+//! registries only for images that the file lacks.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +19,7 @@ const MAX_SIZE: u64 = 32 << 20;
 pub(super) struct ReportCache(Mutex<File>);
 
 impl ReportCache {
-    /// The file of this user; `None` if there is no place for it.
+    /// The user's cache file; `None` if neither `XDG_CACHE_HOME` nor `HOME` is an absolute path.
     pub(super) fn default_path() -> Option<PathBuf> {
         let named = |name: &str| {
             let value = std::env::var_os(name).filter(|value| !value.is_empty());
@@ -29,8 +29,8 @@ impl ReportCache {
         Some(folder?.join("archaware/images.jsonl"))
     }
 
-    /// Gives a resolver what the file has, and opens it for more. Lines that cannot be understood
-    /// are left out.
+    /// Opens the file, restores its images into the resolver, and keeps the file open for new
+    /// images. Lines that cannot be parsed are left out.
     pub(super) fn open(path: &Path, resolver: &Resolver) -> std::io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -38,7 +38,8 @@ impl ReportCache {
         let is_large = fs::metadata(path).is_ok_and(|file| file.len() > MAX_SIZE);
         let mut options = OpenOptions::new();
         options.create(true).read(true).mode(0o600);
-        // Each line is written at once, so that reports that run side by side do not mix theirs.
+        // In append mode each line is one write, so that concurrent reports do not mix their lines.
+        // A file that is too large is truncated, which Rust does not allow in append mode.
         options.append(!is_large).write(is_large).truncate(is_large);
         let file = options.open(path)?;
         for line in BufReader::new(&file).lines() {

@@ -23,7 +23,7 @@ use super::{
     found::{BoundPod, FoundSpec, FoundWorkload, stated_architectures},
 };
 
-/// The kinds with a pod template; owners of other kinds are known by their pods.
+/// Built-in kinds with a pod template. Owners of other kinds are known only from `ownerReferences`.
 const TEMPLATES: [&str; 7] = [
     "Deployment",
     "StatefulSet",
@@ -117,7 +117,7 @@ pub(super) async fn read(
         workloads.add_template(object)?;
     }
     drop(templates);
-    // Each is read when it comes: there may be very many.
+    // Each pod is processed as it arrives, because there may be too many to keep in memory.
     reader
         .list("Pod", |object| workloads.add_pod(object))
         .await?;
@@ -194,9 +194,9 @@ fn keep_template(object: Value) -> Option<Value> {
 /// The workloads that were found.
 #[derive(Default)]
 struct Workloads {
-    /// The controller of each object that has one.
+    /// The controllers of the objects with a pod template, by the UID of the controlled object.
     owners: HashMap<String, Owner>,
-    /// The objects with a pod template.
+    /// UIDs of the objects with a pod template.
     templates: BTreeSet<String>,
     /// By namespace, kind and name of the top owner.
     found: BTreeMap<(String, String, String), FoundWorkload>,
@@ -211,7 +211,7 @@ impl Workloads {
             .extend(head.controller().map(|owner| (uid, owner)));
     }
 
-    /// The owner that nothing owns, as far as it is known.
+    /// Follows the known controllers upwards, at most [`MAX_OWNERS`] times.
     fn top(&self, owner: Owner) -> Owner {
         let mut top = owner;
         for _ in 0..MAX_OWNERS {
@@ -240,7 +240,7 @@ impl Workloads {
         let head = Head::read(object);
         let (uid, namespace) = (head.metadata.uid.clone(), head.metadata.namespace.clone());
         let controller = head.controller();
-        // Objects that another template creates add nothing.
+        // Skip the ReplicaSet of a Deployment or the Job of a CronJob: its owner has the template.
         if controller
             .as_ref()
             .is_some_and(|owner| self.templates.contains(&owner.uid))

@@ -48,12 +48,12 @@ fn line(fields: &[String]) -> String {
     fields.join(",") + "\r\n"
 }
 
-/// A spreadsheet takes a cell that begins with one of these for a formula, also if they have the
-/// width of East Asian characters.
+/// A spreadsheet reads a cell that begins with one of these as a formula, also in full-width form.
 const FORMULA: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
-/// In half of the world a spreadsheet separates cells at semicolons, whatever is quoted in the
-/// middle of its cell. So each part between semicolons may become a cell of its own.
+/// Escapes a field. In many locales a spreadsheet separates cells at semicolons; then our quotes
+/// stand in the middle of its cells and protect nothing. So each part between semicolons may become
+/// a cell of its own.
 fn escape(field: &str) -> String {
     let field = one_line(field);
     let parts = field.split(';').map(|part| {

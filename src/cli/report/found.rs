@@ -44,7 +44,7 @@ pub(super) struct BoundPod {
     pub(super) images: BTreeSet<String>,
     /// The architectures that its author states by annotation.
     pub(super) stated: Option<Architectures>,
-    /// Its containers that fail, as those do that cannot run on their node.
+    /// Its containers that fail in a way that a wrong architecture can cause.
     pub(super) failing: Vec<WrongArchitecture>,
 }
 
@@ -57,7 +57,7 @@ impl FoundSpec {
         }
     }
 
-    /// A pod that exists: what archaware added to it is not its author's.
+    /// The spec of an existing pod, without archaware's additions.
     pub(super) fn of_pod(spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
         Self {
             spec: AuthorPod::new(&spec, &annotations).spec.into_owned(),

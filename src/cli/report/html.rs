@@ -133,7 +133,7 @@ fn blockers(summary: &Summary) -> String {
     )
 }
 
-/// For each architecture, how many workloads all of whose images exist for it.
+/// For each architecture: the number of workloads whose images all exist for it.
 fn by_architecture(report: &Report) -> String {
     let mut counts = std::collections::BTreeMap::<&str, u64>::new();
     for workload in &report.workloads {

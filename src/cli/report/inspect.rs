@@ -32,8 +32,8 @@ use super::{
     found::{BoundPod, FoundSpec, FoundWorkload, stated_architectures},
 };
 
-/// Images that are resolved concurrently. Each has its time from when it begins, so those that wait
-/// for a registry's slots must be few.
+/// Images that are resolved concurrently. The time budget of an image starts with its resolution,
+/// so only few images may wait for a registry's slots.
 const CONCURRENT_IMAGES: usize = 64;
 
 /// Resolves images, and knows the nodes.
@@ -54,7 +54,7 @@ pub(super) struct Inspector {
 struct KnownNode {
     architecture: String,
     variant: Option<NodeVariant>,
-    /// Those of nodes that emulate another architecture tell it.
+    /// The node's labels: `emulation` in the configuration selects emulating nodes by label.
     labels: BTreeMap<String, String>,
 }
 
@@ -113,7 +113,8 @@ impl Inspector {
             };
             excluded.extend(self.asked.iter().filter(excludes).cloned());
             for (name, known) in self.resolve(one, &namespace).await {
-                // With the credentials of one spec it may be known, and not with those of another.
+                // An image may be readable with the credentials of one spec, and not with those of
+                // another.
                 let is_new = !matches!(images.get(&name), Some(KnownImage::Resolved { .. }));
                 if is_new {
                     images.insert(name, known);
@@ -222,7 +223,8 @@ impl Inspector {
 }
 
 impl KnownNode {
-    /// A pod on this node, if an image of it does not run here, or a program of one.
+    /// A pod on this node; `None` unless one of its images, or a program in an image, does not run
+    /// here.
     fn misplaced(
         &self,
         policy: &PlacementPolicy,
@@ -281,7 +283,7 @@ mod tests {
         for (built_for, stated, expected) in [
             ("arm64", None, false),
             ("amd64", None, false),
-            // amd64 nodes run it, and what emulates amd64 does not.
+            // amd64 nodes run 386 images, but an emulator of amd64 does not.
             ("386", None, true),
             ("s390x", None, true),
             ("s390x", Some("arm64"), false),

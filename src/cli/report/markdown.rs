@@ -105,7 +105,7 @@ fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-/// What divides a word for a renderer and shows nothing (`CommonMark`, "HTML blocks").
+/// An HTML comment: it splits a word for the renderer and is not shown (`CommonMark`, "Raw HTML").
 const NOTHING: &str = "<!-- -->";
 
 /// Names come from users: they must not end a cell, or become a link, a mention of a team or HTML.
@@ -115,7 +115,7 @@ fn escape(text: &str) -> String {
     for (index, c) in text.char_indices() {
         let (before, rest) = text.split_at(index);
         match c {
-            // Code hosts take `$` for the limit of a formula.
+            // Code hosts read `$` as the delimiter of a formula.
             '|' | '\\' | '`' | '*' | '_' | '~' | '$' | '[' | ']' | '<' | '>' | '&' => {
                 escaped.push('\\');
                 escaped.push(c);

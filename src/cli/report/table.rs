@@ -83,7 +83,7 @@ pub(super) fn in_words(summary: &Summary) -> String {
     text
 }
 
-/// Bytes in the largest unit that leaves no more than four digits before the point.
+/// Bytes in the largest unit, up to Pi, in which the number is at least 1: `1.5Ki`.
 pub(super) fn memory(bytes: u64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
     let (mut value, mut unit) = (bytes, 0);
@@ -202,7 +202,7 @@ fn of_workloads(report: &Report) -> String {
     let rows = report.workloads.iter().map(|workload| {
         let reasons = reasons(workload, short).into_iter();
         let reasons = reasons.filter(|_| !is_about_images);
-        // Under the name, because both are long.
+        // The reasons stand under the name, because both are long.
         let lines = std::iter::once(name(workload)).chain(reasons.map(|why| format!("- {why}")));
         let mut row = vec![lines.collect::<Vec<_>>().join("\n")];
         let answers = workload.answers.iter();

@@ -59,7 +59,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     if let Some(stated) = overruled {
         return against_statement(&format!("{is} {node}"), stated, problem);
     }
-    // A node without its labels emulates nothing.
+    // Labels declare that a node emulates, so without labels emulation does not count.
     let (own, none) = (facts.counting_images(), BTreeMap::new());
     let without_labels = NodePlatform {
         labels: Some(&none),
@@ -67,8 +67,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     };
     let native = lacking(own, facts.policy, without_labels);
     let emulates = !native.is_empty();
-    // An image whose variant is unknown for the node neither lacks the node's architecture, nor
-    // certainly exists for it.
+    // `runs` returns `None` if an image needs a certain variant and the node's variant is unknown.
     let unsure =
         |set: &ImageArchitectures| facts.policy.runs(without_labels, None, Some(set)).is_none();
     let mut own = facts.counting_images().iter();
