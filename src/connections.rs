@@ -46,11 +46,11 @@ pub(crate) struct ConnectionSlots {
     evict: Evict,
     total: usize,
     per_peer: usize,
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
 }
 
 #[derive(Default)]
-struct Places {
+struct Slots {
     used: usize,
     /// Connections of each address.
     peers: HashMap<IpAddr, usize>,
@@ -60,7 +60,7 @@ struct Places {
 
 /// The place of one connection.
 pub(crate) struct ConnectionSlot {
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
     peer: IpAddr,
     state: Arc<ConnectionState>,
 }
@@ -105,12 +105,12 @@ impl ConnectionState {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut places = self.places.lock();
-        places.used -= 1;
-        match places.peers.get_mut(&self.peer) {
+        let mut slots = self.slots.lock();
+        slots.used -= 1;
+        match slots.peers.get_mut(&self.peer) {
             Some(number) if *number > 1 => *number -= 1,
             _ => {
-                places.peers.remove(&self.peer);
+                slots.peers.remove(&self.peer);
             }
         }
     }
@@ -134,28 +134,28 @@ impl ConnectionSlots {
             evict,
             total,
             per_peer,
-            places: Arc::default(),
+            slots: Arc::default(),
         }
     }
 
     fn enter(&self, peer: IpAddr) -> Option<ConnectionSlot> {
-        let mut places = self.places.lock();
-        let of_peer = places.peers.get(&peer).copied().unwrap_or_default();
-        if places.used >= self.total || of_peer >= self.per_peer {
+        let mut slots = self.slots.lock();
+        let of_peer = slots.peers.get(&peer).copied().unwrap_or_default();
+        if slots.used >= self.total || of_peer >= self.per_peer {
             return None;
         }
-        if places.used >= self.total / 8 * 7 {
-            places.evict_one(self.evict);
+        if slots.used >= self.total / 8 * 7 {
+            slots.evict_one(self.evict);
         }
         let state = Arc::new(ConnectionState::default());
-        places.used += 1;
-        places.peers.insert(peer, of_peer + 1);
-        places.arrivals.push_back(Arc::downgrade(&state));
-        if places.arrivals.len() > self.total * 2 {
-            places.arrivals.retain(|state| state.strong_count() > 0);
+        slots.used += 1;
+        slots.peers.insert(peer, of_peer + 1);
+        slots.arrivals.push_back(Arc::downgrade(&state));
+        if slots.arrivals.len() > self.total * 2 {
+            slots.arrivals.retain(|state| state.strong_count() > 0);
         }
         Some(ConnectionSlot {
-            places: self.places.clone(),
+            slots: self.slots.clone(),
             peer,
             state,
         })
@@ -185,7 +185,7 @@ impl ConnectionSlots {
     }
 }
 
-impl Places {
+impl Slots {
     fn evict_one(&mut self, evict: Evict) {
         let may_go = |state: &Arc<ConnectionState>| state.may_be_evicted(evict);
         let place = self.arrivals.iter().position(|state| {
@@ -273,9 +273,9 @@ mod tests {
         assert!(slots.enter(b).is_none(), "three in total");
         drop(held);
         drop(other);
-        let places = slots.places.lock();
-        assert!(places.used == 0 && places.peers.is_empty());
-        drop(places);
+        let slots = slots.places.lock();
+        assert!(slots.used == 0 && slots.peers.is_empty());
+        drop(slots);
         assert!(slots.enter(a).is_some());
     }
 

@@ -79,8 +79,8 @@ impl ReviewedPod {
     /// The runtime class that an earlier call set.
     fn kept_class(&self) -> Option<String> {
         let class = self.recorded.runtime_class.clone();
-        let is = self.pod.spec.runtime_class_name.as_ref();
-        class.filter(|class| is == Some(class))
+        let current_class = self.pod.spec.runtime_class_name.as_ref();
+        class.filter(|class| current_class == Some(class))
     }
 
     /// `None` if the pod needs no change. `class`: the runtime class that it gets.
@@ -98,12 +98,12 @@ impl ReviewedPod {
         let decision = decision
             .filter(|decision| !change.is_empty() || *decision == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);
-        let was = annotations.get(annotation::DECISION).cloned();
+        let recorded_decision = annotations.get(annotation::DECISION).cloned();
         // The gate is archaware's, so it is removed as soon as nothing is waited for.
         let gated = self.pod.spec.gate().is_some();
         let same = change == self.recorded
             && self.found.is_complete(&self.recorded)
-            && decision.as_ref().map(Decision::annotation) == was;
+            && decision.as_ref().map(Decision::annotation) == recorded_decision;
         if same && gate == gated {
             return None;
         }

@@ -197,12 +197,12 @@ impl Webhook {
         };
         // If an earlier call selected images, its additions stay: without a gate, the controller
         // cannot select images after the creation.
-        let keeps = matches!(
+        let keeps_earlier_additions = matches!(
             outcome,
             Some(AdmissionOutcome::Missed | AdmissionOutcome::Unresolved)
         ) && !gate
             && !review.recorded.images.is_empty();
-        if !keeps {
+        if !keeps_earlier_additions {
             answer.patch = review.patch(decided, class, gate);
         }
         let outcome = match outcome {

@@ -78,7 +78,7 @@ struct Session {
     /// Kinds and names of objects where a change failed.
     failed: BTreeSet<(String, NamespacedName)>,
     /// Whether a record of archaware is left on an object. The Lease is needed to read it.
-    not_cleaned: bool,
+    is_record_left: bool,
     /// When the webhook configuration was removed, if it existed.
     unregistered: Option<Instant>,
 }
@@ -145,7 +145,7 @@ impl CleanCommand {
             done: 0,
             remaining: Vec::new(),
             failed: BTreeSet::new(),
-            not_cleaned: false,
+            is_record_left: false,
             unregistered: None,
         };
         let mut cleaned = tokio::select! {

@@ -64,7 +64,7 @@ pub(super) struct ReportCommand {
         visible_alias = "arch",
         value_name = "ARCHITECTURE",
         value_delimiter = ',', default_value = "arm64", value_parser = architecture)]
-    asked: Vec<Architecture>,
+    requested_architectures: Vec<Architecture>,
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportOutput,
@@ -142,7 +142,12 @@ impl ReportCommand {
             missing.extend(loaded.missing_permission);
             missing.extend(inspector.missing_permissions().to_vec());
             let missing = missing.to_vec();
-            return self.finish(&report(source, known, &self.asked, missing));
+            return self.finish(&report(
+                source,
+                known,
+                &self.requested_architectures,
+                missing,
+            ));
         }
         let mut unread = Vec::new();
         let (source, found) = match &self.images {
@@ -153,7 +158,7 @@ impl ReportCommand {
         let known = inspect(&inspector, found).await;
         self.finish(&Report {
             unread_objects: unread,
-            ..report(source, known, &self.asked, Vec::new())
+            ..report(source, known, &self.requested_architectures, Vec::new())
         })
     }
 
@@ -169,7 +174,12 @@ impl ReportCommand {
     ) -> anyhow::Result<Inspector> {
         let resolver = resolver(global, &config, metrics, Persist::No)?;
         let cache = self.open_cache(&resolver);
-        Ok(Inspector::new(resolver, cache, config, self.asked.clone()))
+        Ok(Inspector::new(
+            resolver,
+            cache,
+            config,
+            self.requested_architectures.clone(),
+        ))
     }
 
     /// Prints a report, and compares it with `--fail-on`.
@@ -188,7 +198,7 @@ impl ReportCommand {
         opened
             .inspect_err(|error| {
                 let path = path.display();
-                tracing::warn!(%error, "cannot use the cache {path}: every image is asked for");
+                tracing::warn!(%error, "cannot use the cache {path}: every image is requested_architectures for");
             })
             .ok()
     }

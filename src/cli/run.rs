@@ -65,11 +65,11 @@ impl RunCommand {
 
         // A signal's request to stop, and the cancellation of all tasks for any reason, are
         // separate tokens.
-        let asked = CancellationToken::new();
-        let stop = asked.child_token();
+        let stop_requested = CancellationToken::new();
+        let stop = stop_requested.child_token();
         let probe = stop.clone().run_until_cancelled_owned(probe);
         side_tasks.spawn(tasks::timed("probe", probe));
-        let signals = stop_on_signal(asked.clone())?;
+        let signals = stop_on_signal(stop_requested.clone())?;
         let signals = stop.clone().run_until_cancelled_owned(signals);
         side_tasks.spawn(tasks::timed("signals", signals));
         let namespace = global.namespace();
@@ -140,7 +140,7 @@ impl RunCommand {
         while side_tasks.join_next().await.is_some() {}
         // Otherwise the next process would fetch the images of the last moments again.
         finishing.finish_writes().await;
-        if !asked.is_cancelled() && result.is_ok() {
+        if !stop_requested.is_cancelled() && result.is_ok() {
             result = Err(RunError::Ended(other.unwrap_or("controller")));
         }
         result?;

@@ -133,10 +133,10 @@ impl Entry {
     /// `None` for archaware itself, for subresources, and for managers of other fields.
     fn manager(self) -> Option<FieldManager> {
         let spec = self.fields_v1.spec?;
-        let own = self.manager == FIELD_MANAGER || !self.subresource.is_empty();
+        let is_ignored = self.manager == FIELD_MANAGER || !self.subresource.is_empty();
         let in_template = |template: Template| template.spec?.tolerations;
         let has_field = spec.taints.is_some() || spec.template.and_then(in_template).is_some();
-        (has_field && !own).then_some(FieldManager {
+        (has_field && !is_ignored).then_some(FieldManager {
             name: self.manager,
             applies: self.operation == "Apply",
             time: self.time,

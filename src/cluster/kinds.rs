@@ -68,12 +68,12 @@ impl KnownKind {
 
     /// `deploy`, `deployments.apps` or `deployments.v1.apps`.
     fn has_name(&self, name: &str) -> bool {
-        let (own, rest) = name.split_once('.').unwrap_or((name, ""));
+        let (resource_name, rest) = name.split_once('.').unwrap_or((name, ""));
         let group = match rest {
             "v1" => "",
             rest => rest.strip_prefix("v1.").unwrap_or(rest),
         };
-        self.names.contains(&own) && (group.is_empty() || group == self.group)
+        self.names.contains(&resource_name) && (group.is_empty() || group == self.group)
     }
 }
 
@@ -101,12 +101,18 @@ pub async fn find(api: &ApiClient, name: &str) -> Result<ApiResource, KindError>
         return Ok(known.resource());
     }
     let groups = discover(api, name).await?;
-    let (own, group) = wanted.split_once('.').unwrap_or((&wanted, ""));
+    let (resource_name, group) = wanted.split_once('.').unwrap_or((&wanted, ""));
     let is_named = |resource: &v2::APIResourceDiscovery| {
         let kind = kind_of(resource).to_ascii_lowercase();
-        let plural = resource.resource.as_deref() == Some(own);
-        let singular = resource.singular_resource.as_deref() == Some(own);
-        plural || singular || kind == own || resource.short_names.iter().any(|short| short == own)
+        let plural = resource.resource.as_deref() == Some(resource_name);
+        let singular = resource.singular_resource.as_deref() == Some(resource_name);
+        plural
+            || singular
+            || kind == resource_name
+            || resource
+                .short_names
+                .iter()
+                .any(|short| short == resource_name)
     };
     let found = resources(&groups).find(|(in_group, _, resource)| {
         (group.is_empty() || group == *in_group) && is_named(resource)

@@ -153,7 +153,7 @@ impl Elector {
                     }
                     let until = leads.then(|| asked + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
                     self.until.send_replace(until);
-                    self.set(leads);
+                    self.report_leadership(leads);
                 }
                 Err(ApiError::Conflict(_)) => {}
                 Err(error) => {
@@ -163,7 +163,7 @@ impl Elector {
             // Gives up when another attempt could end after the Lease expires.
             if renewed.elapsed() + 2 * pause.min(RETRY_INTERVAL) + CALL_TIMEOUT >= LEASE_DURATION {
                 self.until.send_replace(None);
-                self.set(false);
+                self.report_leadership(false);
             }
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -171,7 +171,7 @@ impl Elector {
             }
         }
         self.until.send_replace(None);
-        self.set(false);
+        self.report_leadership(false);
         // Releases whatever the last known state is: a cancelled renewal may have arrived, and may
         // still arrive between the two calls of the release.
         let mut result = Ok(false);
@@ -191,7 +191,7 @@ impl Elector {
         }
     }
 
-    fn set(&self, leading: bool) {
+    fn report_leadership(&self, leading: bool) {
         let before = self.leading.send_replace(leading);
         if before != leading {
             self.metrics.set_leader(leading);

@@ -283,10 +283,10 @@ pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> J
 pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&found.metadata);
     for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
-        let has = webhook
+        let current_bundle = webhook
             .pointer("/clientConfig/caBundle")
             .and_then(Value::as_str);
-        if has != Some(bundle) {
+        if current_bundle != Some(bundle) {
             patch.test(
                 &format!("/webhooks/{index}/name"),
                 json!(webhook.get("name")),

@@ -81,28 +81,31 @@ impl Config {
     pub fn without_files(&mut self) -> Vec<&'static str> {
         let (registries, plugins) = (&mut self.registries, &mut self.credential_providers);
         let mut found = Vec::new();
-        let mut take = |key, is_empty: bool| {
+        let mut report_unless_empty = |key, is_empty: bool| {
             if !is_empty {
                 found.push(key);
             }
         };
-        let taken = |path: &mut PathBuf| std::mem::take(path).as_os_str().is_empty();
-        take("containerd.socket", taken(&mut self.containerd.socket));
-        take(
+        let clear_path = |path: &mut PathBuf| std::mem::take(path).as_os_str().is_empty();
+        report_unless_empty("containerd.socket", clear_path(&mut self.containerd.socket));
+        report_unless_empty(
             "registries.dockerConfig",
-            taken(&mut registries.docker_config),
+            clear_path(&mut registries.docker_config),
         );
-        take("registries.caBundle", taken(&mut registries.ca_bundle));
+        report_unless_empty("registries.caBundle", clear_path(&mut registries.ca_bundle));
         let directories = std::mem::take(&mut registries.hosts_directories);
-        take("registries.hostsDirectories", directories.is_empty());
-        take("credentialProviders.config", taken(&mut plugins.config));
-        take(
-            "credentialProviders.binDirectory",
-            taken(&mut plugins.bin_directory),
+        report_unless_empty("registries.hostsDirectories", directories.is_empty());
+        report_unless_empty(
+            "credentialProviders.config",
+            clear_path(&mut plugins.config),
         );
-        take(
+        report_unless_empty(
+            "credentialProviders.binDirectory",
+            clear_path(&mut plugins.bin_directory),
+        );
+        report_unless_empty(
             "selection.predictor.caBundle",
-            taken(&mut self.selection.predictor.ca_bundle),
+            clear_path(&mut self.selection.predictor.ca_bundle),
         );
         found
     }

@@ -17,16 +17,16 @@ pub fn commented(config: &Config) -> Result<String, serde_saphyr::ser::Error> {
     let schema = Value::from(schema());
     let mut text = String::new();
     // The properties of the objects around a line, from the outermost.
-    let mut around: Vec<&Value> = vec![properties(&schema)];
+    let mut enclosing_properties: Vec<&Value> = vec![properties(&schema)];
     for line in serde_saphyr::to_string(config)?.lines() {
         let depth = (line.len() - line.trim_start().len()) / 2;
-        around.truncate(depth + 1);
+        enclosing_properties.truncate(depth + 1);
         let key = line.trim_start().split(':').next().unwrap_or_default();
-        let keys = around.last().copied().unwrap_or(&Value::Null);
+        let keys = enclosing_properties.last().copied().unwrap_or(&Value::Null);
         let property = keys.get(key).unwrap_or(&Value::Null);
         let inner = resolved(&schema, property);
-        if around.len() == depth + 1 {
-            around.push(properties(inner));
+        if enclosing_properties.len() == depth + 1 {
+            enclosing_properties.push(properties(inner));
         }
         match comment(property, inner) {
             Some(comment) => {

@@ -20,7 +20,7 @@ const READ: &[&str] = &[
 ];
 const WRITE: &str = "/containerd.services.content.v1.Content/Write";
 /// Methods for persisting documents in archaware's own namespace.
-const OWN: &[&str] = &[
+const OWN_NAMESPACE_METHODS: &[&str] = &[
     WRITE,
     "/containerd.services.content.v1.Content/List",
     "/containerd.services.content.v1.Content/Update",
@@ -103,7 +103,7 @@ impl Forwarding {
         let is = |name: &String| namespace.as_bytes() == name.as_bytes();
         let own = self.own.as_ref().is_some_and(is);
         let read = READ.contains(&path);
-        if !(read || OWN.contains(&path)) {
+        if !(read || OWN_NAMESPACE_METHODS.contains(&path)) {
             return Err("the method is not allowed");
         }
         if !own && !self.read.iter().any(is) {
@@ -184,7 +184,7 @@ mod tests {
             }
             assert!(!passes(path, &[]));
         }
-        for path in OWN {
+        for path in OWN_NAMESPACE_METHODS {
             for (namespace, allowed) in [("k8s.io", false), ("archaware", true), ("moby", false)] {
                 assert_eq!(
                     passes(path, &[("containerd-namespace", namespace)]),
@@ -266,7 +266,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_path_but_the_known_ones_passes(path in "/[a-zA-Z.]{0,40}/[a-zA-Z]{0,20}", namespace in "[a-z.]{1,12}") {
-            let known = path == VERSION || READ.contains(&&*path) || OWN.contains(&&*path);
+            let known = path == VERSION || READ.contains(&&*path) || OWN_NAMESPACE_METHODS.contains(&&*path);
             prop_assert!(known || !passes(&path, &[("containerd-namespace", &namespace)]));
         }
     }

@@ -426,7 +426,7 @@ impl MisplacedPods {
     async fn evict(&self, misplaced: &MisplacedPod<'_>) -> Option<MisplacedState> {
         let pod = misplaced.pod;
         let owner = pod.controller().map(|owner| owner.uid.as_str());
-        let _one = self.evicting.lock().await;
+        let _eviction_guard = self.evicting.lock().await;
         let last = self.durable.written(EVICTIONS, owner);
         let now = Instant::now().into_std();
         let written = match misplaced.eviction(last, now) {

@@ -54,7 +54,7 @@ type Owners = HashMap<String, (u32, Instant)>;
 #[derive(Default)]
 struct Trials {
     /// Trials while nothing shows that the API server calls the webhook. All namespaces share them.
-    together: Option<(u32, Instant)>,
+    shared: Option<(u32, Instant)>,
     /// Trials by namespace, while requests or pods seem to show that the API server calls the
     /// webhook. Tenants can forge both.
     namespaces: HashMap<String, (u32, Instant)>,
@@ -66,7 +66,7 @@ impl Trials {
         let last = if seems_asked {
             self.namespaces.get(namespace).copied()
         } else {
-            self.together
+            self.shared
         };
         let is_due = last.is_none_or(|(times, last)| {
             now.saturating_duration_since(last) >= TRIAL_PAUSES.delay(times)
@@ -77,7 +77,7 @@ impl Trials {
                 make_room(&mut self.namespaces, namespace);
                 self.namespaces.insert(namespace.to_owned(), trial);
             } else {
-                self.together = Some(trial);
+                self.shared = Some(trial);
             }
         }
         is_due
@@ -85,7 +85,7 @@ impl Trials {
 
     /// Forgets the trials, because the API server calls the webhook for pods of this namespace.
     fn succeeded(&mut self, namespace: &str) {
-        self.together = None;
+        self.shared = None;
         self.namespaces.remove(namespace);
     }
 }
@@ -261,7 +261,7 @@ mod tests {
         let (mut trials, start) = (Trials::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(trials.begin("a", false, start));
-        assert!(!trials.begin("b", false, start), "all namespaces together");
+        assert!(!trials.begin("b", false, start), "all namespaces shared");
         // A forged request seems to show that the webhook is asked.
         assert!(trials.begin("a", true, start) && trials.begin("b", true, start));
         assert!(!trials.begin("a", true, after(9)) && trials.begin("a", true, after(10)));

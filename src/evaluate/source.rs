@@ -80,7 +80,7 @@ impl Sources {
 
 /// A pod or template during its evaluation.
 pub struct Evaluating<'a> {
-    given: Subject<'a>,
+    original_subject: Subject<'a>,
     /// The spec with the runtime class and the images of demands; `None` if no demand has changed
     /// it.
     spec: Option<PodSpec>,
@@ -105,14 +105,14 @@ pub(crate) struct ReadImages {
 
 impl<'a> Evaluating<'a> {
     pub(crate) fn new(
-        given: Subject<'a>,
+        original_subject: Subject<'a>,
         namespace: &'a Namespace,
         handling: Handling,
         deadline: Instant,
         evaluation: Evaluation,
     ) -> Self {
         Self {
-            given,
+            original_subject,
             spec: None,
             namespace,
             handling,
@@ -127,14 +127,15 @@ impl<'a> Evaluating<'a> {
     /// The pod or template, with the runtime class and images that demands have set so far.
     pub(crate) fn subject(&self) -> Subject<'_> {
         Subject {
-            spec: self.spec.as_ref().unwrap_or(self.given.spec),
-            ..self.given
+            spec: self.spec.as_ref().unwrap_or(self.original_subject.spec),
+            ..self.original_subject
         }
     }
 
     /// The spec that the following sources see.
     pub(crate) fn spec_mut(&mut self) -> &mut PodSpec {
-        self.spec.get_or_insert_with(|| self.given.spec.clone())
+        self.spec
+            .get_or_insert_with(|| self.original_subject.spec.clone())
     }
 
     /// Sets the verdict. It stays unresolved while unread documents could change it.

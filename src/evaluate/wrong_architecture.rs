@@ -68,24 +68,24 @@ pub struct WrongArchitecture {
     pub cause: WrongArchitectureCause,
 }
 
-/// The containers of a pod that cannot run on its node. `told`: the cause that an event proves for
+/// The containers of a pod that cannot run on its node. `event_cause`: the cause that an event proves for
 /// a container. `lacks`: whether the image of the container with this name is known not to run on
 /// the node.
 pub fn find(
     pod: &Pod,
-    told: Option<(&str, WrongArchitectureCause)>,
+    event_cause: Option<(&str, WrongArchitectureCause)>,
     lacks: impl Fn(&str) -> bool,
 ) -> Vec<WrongArchitecture> {
     let failing = pod.status.containers().filter(|status| is_failing(status));
     let found = failing.filter_map(|status| {
         let name = status.name.as_str();
-        let told = told.filter(|(container, _)| *container == name);
+        let event_cause = event_cause.filter(|(container, _)| *container == name);
         let lacking = || {
             let is_possible = may_be_wrong_architecture(status) && lacks(name);
             is_possible.then_some(WrongArchitectureCause::ImageLacksArchitecture)
         };
         let cause = of_status(status)
-            .or(told.map(|(_, cause)| cause))
+            .or(event_cause.map(|(_, cause)| cause))
             .or_else(lacking)?;
         Some(WrongArchitecture {
             container: name.to_owned(),
@@ -341,14 +341,15 @@ mod tests {
     #[test]
     fn an_event_tells_of_one_container() {
         let pod = pod(&ended(1, 0, &json!({})));
-        let told = |container| find(&pod, Some((container, Cause::ExecFormatError)), |_| false);
+        let event_cause =
+            |container| find(&pod, Some((container, Cause::ExecFormatError)), |_| false);
         let found = [WrongArchitecture {
             container: "c".to_owned(),
             image: "app:1".to_owned(),
             cause: Cause::ExecFormatError,
         }];
-        assert_eq!(told("c"), found);
-        assert_eq!(told("d"), []);
+        assert_eq!(event_cause("c"), found);
+        assert_eq!(event_cause("d"), []);
     }
 
     #[test]

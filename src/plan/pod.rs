@@ -107,9 +107,9 @@ pub(crate) fn plan(
     } else {
         subject(pod).change(policies.placement, &decision, evaluation)
     };
-    let unsaid = is_none != (annotated(pod) == Some("none"));
+    let is_annotation_outdated = is_none != (annotated(pod) == Some("none"));
     let mut due = !change.is_empty() || release.is_some();
-    if !due && unsaid {
+    if !due && is_annotation_outdated {
         match draft.state.next_annotation_write(now) {
             Ok(()) => due = true,
             Err(wait) => plan.requeue = plan.requeue.into_iter().chain([wait]).min(),

@@ -46,10 +46,10 @@ impl Selecting<'_> {
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
         // The groups also have labels that the pod or other documents name: the server does not get
         // those.
-        let told = predictor.labels();
+        let labels = predictor.labels();
         let labels = |group: &NodeGroup<'a>| {
             let all = group.facts.labels.iter();
-            let told = all.filter(|(key, _)| told.contains(key));
+            let labels = all.filter(|(key, _)| labels.contains(key));
             told.map(|(key, value)| (key.as_str(), value.as_str()))
                 .collect()
         };

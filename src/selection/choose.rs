@@ -24,13 +24,13 @@ impl Selecting<'_> {
         one: &ImageSelection,
         document: &Arc<CompatibilityDocument>,
         (alike, groups): (&Arc<[AlikeNodes]>, &[NodeGroup<'a>]),
-        kept: Option<&mut Vec<ImageAlternatives>>,
+        explained_candidates: Option<&mut Vec<ImageAlternatives>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
             match self.predict(pod, one, document, groups).await {
                 Ok((chosen, candidates)) => {
-                    if let Some(kept) = kept {
-                        kept.push(ImageAlternatives {
+                    if let Some(explained_candidates) = explained_candidates {
+                        explained_candidates.push(ImageAlternatives {
                             container: one.container.clone(),
                             document: one.document.clone(),
                             selects_image: true,
@@ -59,11 +59,11 @@ impl Selecting<'_> {
             }
         })?;
         let mut candidates = Vec::new();
-        let of_document = kept.as_ref().map(|_| &mut candidates);
+        let of_document = explained_candidates.as_ref().map(|_| &mut candidates);
         let choice = self.choose(pod, &one.document, document, (groups, &fits), of_document);
         let choice = choice.await?;
-        if let Some(kept) = kept {
-            kept.push(ImageAlternatives {
+        if let Some(explained_candidates) = explained_candidates {
+            explained_candidates.push(ImageAlternatives {
                 container: one.container.clone(),
                 document: one.document.clone(),
                 selects_image: true,

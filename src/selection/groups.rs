@@ -135,13 +135,13 @@ impl GroupedNodes {
         groups
     }
 
-    /// Groups only the nodes that `is_one` accepts.
+    /// Groups only the nodes that `is_included` accepts.
     pub(super) fn groups_of(
         &self,
         by: GroupBy<'_>,
-        is_one: impl Fn(&Node) -> bool,
+        is_included: impl Fn(&Node) -> bool,
     ) -> Arc<[AlikeNodes]> {
-        by.group(self, is_one).into()
+        by.group(self, is_included).into()
     }
 }
 
@@ -184,7 +184,7 @@ impl<'a> ReadFeatures<'a> {
 }
 
 impl GroupBy<'_> {
-    fn group(self, cluster: &GroupedNodes, is_one: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
+    fn group(self, cluster: &GroupedNodes, is_included: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
         type Key<'a> = (
             Vec<(&'a str, &'a str)>,
             Vec<&'a serde_json::Value>,
@@ -197,7 +197,8 @@ impl GroupBy<'_> {
         let mut read = ReadFeatures::new(self.features);
         let all = cluster.nodes.all();
         let nodes = all.iter().map(Arc::as_ref);
-        for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_one(node))
+        for node in
+            nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_included(node))
         {
             let view = node.view();
             let features = read.of_node(&cluster.features, node);

@@ -180,12 +180,13 @@ impl Pod<'_> {
         let spec = self.subject.spec;
         let author = spec.author_nodes();
         let own = spec.tolerations.as_deref().unwrap_or_default();
-        let asked = || self.tolerations.iter().copied();
+        let demanded_tolerations = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
         // A selection by name was applied to each node before.
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self.required.selects(&nodes.labels)
-            && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, asked()))
+            && !taints
+                .any(|taint| keeps_away(taint, own) && keeps_away(taint, demanded_tolerations()))
     }
 
     pub(super) fn image_of(&self, container: &str) -> String {

@@ -66,8 +66,8 @@ fn choose(server: &Uri, variable: impl Fn(&str) -> Option<String>) -> Option<Uri
 /// An exception without its port; `None` if it is for another port.
 fn without_port(exception: &str, port: u16) -> Option<&str> {
     match exception.rsplit_once(':') {
-        Some((host, own)) if !host.contains(':') || host.ends_with(']') => {
-            (own.parse() == Ok(port)).then_some(host)
+        Some((host, exception_port)) if !host.contains(':') || host.ends_with(']') => {
+            (exception_port.parse() == Ok(port)).then_some(host)
         }
         _ => Some(exception),
     }

@@ -80,14 +80,14 @@ pub enum Obstacle {
     Demand(Source),
 }
 
-/// Whether a pod can land on a node. `own`: archaware's taint.
-pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) -> Landing {
+/// Whether a pod can land on a node. `taint_kind`: archaware's taint.
+pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, taint_kind: &TaintKind) -> Landing {
     let runs = pod.architectures.map_or(Some(true), |set| {
         suffices(set, node.architecture, node.variant)
     });
     let taints = node.taints.iter();
     let hostile = taints.filter(|taint| keeps_away(taint, pod.tolerations));
-    let (own_taints, others): (Vec<_>, Vec<_>) = hostile.partition(|taint| own.is_of(taint));
+    let (own_taints, others): (Vec<_>, Vec<_>) = hostile.partition(|taint| taint_kind.is_of(taint));
     let blocked = if let Some(taint) = others.first() {
         Obstacle::Taint {
             taint: describe_taint(taint),
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    fn own() -> TaintKind {
+    fn taint_kind() -> TaintKind {
         TaintKind {
             key: "kubernetes.io/arch".to_owned(),
             effect: Effect::NoSchedule,
@@ -212,12 +212,12 @@ mod tests {
             labels: &labels,
             taints,
         };
-        landing(&pod, &node, &own())
+        landing(&pod, &node, &taint_kind())
     }
 
     #[test]
     fn taints_of_others_come_first_and_its_own_last() {
-        let arch = own().taint("arm64").to_json();
+        let arch = taint_kind().taint("arm64").to_json();
         let cordoned = json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
         let soft = json!({"key": "slow", "effect": "PreferNoSchedule"});
         let (plain, elsewhere, tolerating) = (

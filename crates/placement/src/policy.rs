@@ -334,9 +334,9 @@ impl PlacementPolicy {
             let next = shared
                 .as_ref()
                 .map_or_else(|| set.clone(), |shared| shared.and(set));
-            let says = shared.as_ref() != Some(&next);
+            let narrows = shared.as_ref() != Some(&next);
             shared = Some(next);
-            says
+            narrows
         });
         if shared.is_none_or(|shared| !shared.is_empty()) {
             sets = vec![Architectures::default()];

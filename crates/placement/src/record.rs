@@ -140,14 +140,14 @@ pub fn undo_images<'a>(
     let by_image = annotations
         .keys()
         .any(|key| key.starts_with(annotation::OCIFIT_PREFIX));
-    let asks = |container: &str| {
+    let requests_selection = |container: &str| {
         by_image || annotations.contains_key(&format!("{}{container}", annotation::SELECT_IMAGE))
     };
     let now = |change: &ImageChange| {
         let mut all = containers.clone();
         let (_, image) = all.find(|(name, _)| *name == change.container)?;
         let is_replaced = image != change.from || change.from == change.to;
-        (is_replaced && asks(&change.container)).then(|| ImageChange {
+        (is_replaced && requests_selection(&change.container)).then(|| ImageChange {
             to: image.to_owned(),
             ..change.clone()
         })
@@ -432,7 +432,7 @@ mod tests {
             ("best", "a"),
             ("not-asked", b),
         ];
-        let asks = |container: &str| {
+        let requests_selection = |container: &str| {
             (
                 format!("archaware.dev/select-image.{container}"),
                 "doc".to_owned(),
@@ -440,7 +440,7 @@ mod tests {
         };
         let asking = now[..4]
             .iter()
-            .map(|(container, _)| asks(container))
+            .map(|(container, _)| requests_selection(container))
             .collect();
         let undone = undo_images(&recorded, &asking, now.into_iter());
         let expected = [

@@ -82,16 +82,16 @@ fn split(text: &str) -> Vec<&str> {
 fn requirement(text: &str) -> Result<Requirement, &'static str> {
     let text = text.trim();
     if let Some((key, value)) = text.split_once("!=") {
-        return of_value(key, Operator::NotIn, value);
+        return requirement_on_value(key, Operator::NotIn, value);
     }
     if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        return of_value(key, Operator::In, value);
+        return requirement_on_value(key, Operator::In, value);
     }
     if let Some(key) = text.strip_prefix('!') {
-        return of_key(key, Operator::DoesNotExist);
+        return requirement_on_key(key, Operator::DoesNotExist);
     }
     let Some((key, rest)) = text.split_once(char::is_whitespace) else {
-        return of_key(text, Operator::Exists);
+        return requirement_on_key(text, Operator::Exists);
     };
     let (operator, values) = rest
         .trim()
@@ -106,31 +106,38 @@ fn requirement(text: &str) -> Result<Requirement, &'static str> {
         "notin" => Operator::NotIn,
         _ => return Err("an unknown operator"),
     };
-    let values: BTreeSet<String> = values.split(',').map(value_of).collect::<Result<_, _>>()?;
+    let values: BTreeSet<String> = values
+        .split(',')
+        .map(parse_value)
+        .collect::<Result<_, _>>()?;
     let values = values.into_iter().collect();
-    Ok(Requirement::new(key_of(key)?, operator, values))
+    Ok(Requirement::new(parse_key(key)?, operator, values))
 }
 
-fn of_key(key: &str, operator: Operator) -> Result<Requirement, &'static str> {
-    Ok(Requirement::new(key_of(key)?, operator, Vec::new()))
+fn requirement_on_key(key: &str, operator: Operator) -> Result<Requirement, &'static str> {
+    Ok(Requirement::new(parse_key(key)?, operator, Vec::new()))
 }
 
-fn of_value(key: &str, operator: Operator, value: &str) -> Result<Requirement, &'static str> {
+fn requirement_on_value(
+    key: &str,
+    operator: Operator,
+    value: &str,
+) -> Result<Requirement, &'static str> {
     Ok(Requirement::new(
-        key_of(key)?,
+        parse_key(key)?,
         operator,
-        vec![value_of(value)?],
+        vec![parse_value(value)?],
     ))
 }
 
-fn key_of(text: &str) -> Result<&str, &'static str> {
+fn parse_key(text: &str) -> Result<&str, &'static str> {
     let text = text.trim();
     is_qualified_name(text)
         .then_some(text)
         .ok_or("a malformed key")
 }
 
-fn value_of(text: &str) -> Result<String, &'static str> {
+fn parse_value(text: &str) -> Result<String, &'static str> {
     let text = text.trim();
     is_label_value(text)
         .then(|| text.to_owned())

@@ -260,13 +260,13 @@ impl Document {
         let raw: RawDocument = serde_json::from_slice(bytes).map_err(malformed)?;
         let carried = content_type.map_or("", |text| text.split(';').next().unwrap_or("").trim());
         let own = raw.media_type.as_deref().unwrap_or("");
-        for said in [own, carried] {
-            if raw.manifests.is_some() && media_type::is_manifest(said) {
+        for media_type_text in [own, carried] {
+            if raw.manifests.is_some() && media_type::is_manifest(media_type_text) {
                 return Err(DocumentError::Ambiguous(
                     "an index that calls itself a manifest",
                 ));
             }
-            if raw.config.is_some() && media_type::is_index(said) {
+            if raw.config.is_some() && media_type::is_index(media_type_text) {
                 return Err(DocumentError::Ambiguous(
                     "a manifest that calls itself an index",
                 ));

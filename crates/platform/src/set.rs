@@ -29,9 +29,9 @@ pub enum PlatformSet {
 
 impl PlatformSet {
     /// The set of `platforms`, or `None(reason)` when there are none.
-    pub fn new(mut platforms: Vec<Platform>, note: NoPlatformReason) -> Self {
+    pub fn new(mut platforms: Vec<Platform>, reason: NoPlatformReason) -> Self {
         if platforms.is_empty() {
-            return Self::None(note);
+            return Self::None(reason);
         }
         platforms.sort();
         platforms.dedup();
@@ -50,7 +50,7 @@ impl PlatformSet {
     pub fn no_platform_reason(&self) -> Option<NoPlatformReason> {
         match self {
             Self::Platforms(_) => None,
-            Self::None(note) => Some(*note),
+            Self::None(reason) => Some(*reason),
         }
     }
 

@@ -54,8 +54,8 @@ pub(super) fn desired_webhooks(
     set(&mut pods, "namespaceSelector", namespaces(namespace));
     set(&mut pods, "matchConditions", json!([match_condition()]));
     let nodes = webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster"));
-    let of_sets = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
-    let mut sets = webhook("daemonsets", of_sets);
+    let daemon_set_rule = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
+    let mut sets = webhook("daemonsets", daemon_set_rule);
     set(&mut sets, "namespaceSelector", namespaces(namespace));
     let manages_sets = config.daemon_sets == DaemonSets::Manage;
     [

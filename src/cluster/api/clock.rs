@@ -40,9 +40,9 @@ impl ServerClock {
         self.0.store(ahead.as_secs(), Ordering::Relaxed);
     }
 
-    fn now(&self, here: Timestamp) -> Timestamp {
+    fn now(&self, local_now: Timestamp) -> Timestamp {
         let ahead = SignedDuration::from_secs(self.0.load(Ordering::Relaxed));
-        here.checked_add(ahead).unwrap_or(here)
+        local_now.checked_add(ahead).unwrap_or(local_now)
     }
 
     /// Time since the creation of a pod.
@@ -50,9 +50,9 @@ impl ServerClock {
         self.age_at(pod, Timestamp::now())
     }
 
-    fn age_at(&self, pod: &Pod, here: Timestamp) -> Duration {
+    fn age_at(&self, pod: &Pod, local_now: Timestamp) -> Duration {
         let created = pod.metadata.creation_timestamp.as_ref();
-        let age = created.map(|time| self.now(here).duration_since(time.0));
+        let age = created.map(|time| self.now(local_now).duration_since(time.0));
         age.and_then(|age| Duration::try_from(age).ok())
             .unwrap_or_default()
     }
@@ -68,9 +68,9 @@ mod tests {
     fn ages_are_by_the_clock_of_the_api_server() {
         let pod = json!({"metadata": {"creationTimestamp": "2026-01-02T03:00:00Z"}});
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        let here: Timestamp = "2026-01-02T03:10:00Z".parse().unwrap();
+        let local_now: Timestamp = "2026-01-02T03:10:00Z".parse().unwrap();
         let clock = ServerClock::default();
-        assert_eq!(clock.age_at(&pod, here).as_secs(), 600);
+        assert_eq!(clock.age_at(&pod, local_now).as_secs(), 600);
         for (date, age) in [
             ("Fri, 02 Jan 2026 03:05:00 GMT", 300),
             ("Fri, 02 Jan 2026 03:20:00 GMT", 1200),
@@ -81,8 +81,8 @@ mod tests {
             ("", 600),
         ] {
             let headers = HeaderMap::from_iter([(header::DATE, date.parse().unwrap())]);
-            clock.observe(&headers, here);
-            assert_eq!(clock.age_at(&pod, here).as_secs(), age, "{date}");
+            clock.observe(&headers, local_now);
+            assert_eq!(clock.age_at(&pod, local_now).as_secs(), age, "{date}");
         }
     }
 }

@@ -30,7 +30,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_images_of(pod);
-    let added = added(pod, &change);
+    let record_of_additions = record_of_additions(pod, &change);
     patch.change(&pod.spec, change);
     let decision = decision.annotation();
     let values = [
@@ -47,7 +47,7 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: boo
 /// Adds the toleration for the taint of the pod's node.
 pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
     let (mut patch, change) = toleration(pod, taint);
-    let added = added(pod, &change);
+    let record_of_additions = record_of_additions(pod, &change);
     patch.change(&pod.spec, change);
     patch.annotate(&pod.metadata, &[(annotation::ADDED, added.as_deref())]);
     patch
@@ -79,7 +79,7 @@ pub fn remove_gate(pod: &Pod) -> JsonPatch {
 
 /// The record of archaware's additions to the pod, including `change`. With it, archaware ignores
 /// these additions in a pod that someone creates from this pod's YAML.
-fn added(pod: &Pod, change: &PodChange) -> Option<String> {
+fn record_of_additions(pod: &Pod, change: &PodChange) -> Option<String> {
     let recorded = record::read(annotations(&pod.metadata));
     record::of_change(&recorded.and(change))
 }
@@ -214,8 +214,8 @@ impl JsonPatch {
         if let Some(required) = required {
             self.create(&format!("{NODE_AFFINITY}/{REQUIRED}"), required);
         }
-        if let Some(own) = &change.require {
-            self.extend_terms(own);
+        if let Some(require) = &change.require {
+            self.extend_terms(require);
         }
         if !preferred.is_empty() {
             let path = format!("{NODE_AFFINITY}/{PREFERRED}");
@@ -229,9 +229,9 @@ impl JsonPatch {
     /// Adds the required expressions to the author's terms. If there are several alternatives, each
     /// of these terms is repeated for each alternative. Starts with the last term, so that the
     /// copies do not shift the terms that are still to be changed.
-    fn extend_terms(&mut self, own: &Require) {
-        let alternatives = own.alternatives();
-        for index in own.terms.iter().rev() {
+    fn extend_terms(&mut self, require: &Require) {
+        let alternatives = require.alternatives();
+        for index in require.terms.iter().rev() {
             for _ in alternatives.iter().skip(1) {
                 self.copy(&term_path(*index), &term_path(index + 1));
             }

@@ -28,7 +28,7 @@ const MAX_FAILURES: u32 = 3;
 pub(super) struct Batch {
     pub(super) phase: Phase,
     pub(super) checks: Vec<NodeCheck>,
-    results: HashMap<String, OfNode>,
+    results: HashMap<String, NodeResult>,
     looked_at: AtomicUsize,
     tolerated: AtomicUsize,
     /// Namespaces with a pod whose images were not known in time.
@@ -36,7 +36,7 @@ pub(super) struct Batch {
 }
 
 /// The result for the pods of a node.
-struct OfNode {
+struct NodeResult {
     check: NodeCheck,
     tolerated: AtomicUsize,
     /// A pod that did not get its toleration, and why.
@@ -76,7 +76,7 @@ impl std::fmt::Display for Failure {
 
 impl Batch {
     pub(super) fn new(phase: Phase, checks: Vec<NodeCheck>) -> Self {
-        let of_node = |check: &NodeCheck| OfNode {
+        let node_result = |check: &NodeCheck| NodeResult {
             check: check.clone(),
             tolerated: AtomicUsize::new(0),
             failed: Mutex::default(),
@@ -85,7 +85,7 @@ impl Batch {
             phase,
             results: checks
                 .iter()
-                .map(|check| (check.name.clone(), of_node(check)))
+                .map(|check| (check.name.clone(), node_result(check)))
                 .collect(),
             checks,
             looked_at: AtomicUsize::new(0),
@@ -123,18 +123,18 @@ impl Batch {
     /// A pod of this node got its toleration.
     pub(super) fn tolerated(&self, node: &str) {
         self.tolerated.fetch_add(1, Ordering::Relaxed);
-        if let Some(of_node) = self.results.get(node) {
-            of_node.tolerated.fetch_add(1, Ordering::Relaxed);
+        if let Some(node_result) = self.results.get(node) {
+            node_result.tolerated.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Records why a pod of this node got no toleration. A failure that may pass replaces a
     /// refusal.
     pub(super) fn failed(&self, node: &str, pod: NamespacedName, failure: Failure) {
-        let Some(of_node) = self.results.get(node) else {
+        let Some(node_result) = self.results.get(node) else {
             return;
         };
-        let mut failed = of_node.failed.lock();
+        let mut failed = node_result.failed.lock();
         if failed
             .as_ref()
             .is_none_or(|(_, before)| before.is_refusal())
@@ -161,12 +161,12 @@ impl Batch {
 
     /// The result for a node; logs failures.
     pub(super) fn outcome(&self, check: &NodeCheck) -> CheckResult {
-        let Some(of_node) = self.results.get(&check.name) else {
+        let Some(node_result) = self.results.get(&check.name) else {
             return CheckResult::Tolerated;
         };
         let before = self.phase == Phase::BeforeTaint;
         let evicts = check.taint.kind.effect == Effect::NoExecute && before;
-        let failed = of_node.failed.lock();
+        let failed = node_result.failed.lock();
         if let Some((pod, failure)) = &*failed {
             let (node, taint, failures) = (&check.name, &check.taint, check.failures + 1);
             let may_go_on = failure.is_refusal() || failures >= MAX_FAILURES;
@@ -187,7 +187,7 @@ impl Batch {
                 return CheckResult::Failed;
             }
         }
-        if evicts && of_node.tolerated.load(Ordering::Relaxed) > 0 {
+        if evicts && node_result.tolerated.load(Ordering::Relaxed) > 0 {
             CheckResult::Settling
         } else {
             CheckResult::Tolerated

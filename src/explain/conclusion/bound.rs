@@ -20,7 +20,7 @@ use super::{
 
 pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let name = pod.node().unwrap_or_default();
-    let is = if pod.phase() == "Failed" {
+    let location = if pod.phase() == "Failed" {
         "It failed on"
     } else {
         "It is bound to"
@@ -29,7 +29,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let Some(node) = pod.find_node(facts.nodes) else {
         let problem = problem.map(|problem| format!("; {problem}"));
         let sentence = format!(
-            "{is} node {name}, whose architecture is not known{}.",
+            "{location} node {name}, whose architecture location not known{}.",
             problem.unwrap_or_default()
         );
         return Conclusion::new(sentence, []);
@@ -50,14 +50,14 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             build.map(|build| format!("{build}.")),
             Some("Or delete the pod, so that its replacement is placed by its images.".to_owned()),
         ];
-        let sentence = format!("{is} {node}, but {lacking}; {problem}.");
+        let sentence = format!("{location} {node}, but {lacking}; {problem}.");
         return Conclusion::new(sentence, advice.into_iter().flatten());
     }
     let stated = facts.handling.0.stated();
     let overruled =
         stated.filter(|set| facts.policy.runs(platform, Some(set), None) == Some(false));
     if let Some(stated) = overruled {
-        return against_statement(&format!("{is} {node}"), stated, problem);
+        return against_statement(&format!("{location} {node}"), stated, problem);
     }
     // Labels declare that a node emulates, so without labels emulation does not count.
     let (own, none) = (facts.counting_images(), BTreeMap::new());
@@ -102,7 +102,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         } else {
             ""
         };
-        return Conclusion::new(format!("{is} {node}{why}.{waits}"), advice);
+        return Conclusion::new(format!("{location} {node}{why}.{waits}"), advice);
     };
     if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
     {
@@ -111,10 +111,10 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         } else {
             "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures."
         };
-        let sentence = format!("{is} {node}{why}; {problem}.");
+        let sentence = format!("{location} {node}{why}; {problem}.");
         return Conclusion::new(sentence, [advice.to_owned()]);
     }
-    Conclusion::new(format!("{is} {node}{why}; {problem}."), advice)
+    Conclusion::new(format!("{location} {node}{why}; {problem}."), advice)
 }
 
 /// A pod on a node that is not of the architectures that its author states.

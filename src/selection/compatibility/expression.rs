@@ -47,7 +47,7 @@ enum Test {
     In(Vec<String>),
     NotIn {
         values: Vec<String>,
-        missing: bool,
+        holds_if_missing: bool,
     },
     InRegexp(Vec<Regex>),
     /// An integer between two exclusive bounds.
@@ -113,7 +113,7 @@ impl Expression {
             "In" => Test::In(some("In")?),
             "NotIn" => Test::NotIn {
                 values: some("NotIn")?,
-                missing: !is_nfd,
+                holds_if_missing: !is_nfd,
             },
             "InRegexp" => Test::InRegexp(patterns(&some("InRegexp")?, is_nfd)?),
             "Gt" => written.compare(keys, "Gt", above(exclusive))?,
@@ -157,12 +157,15 @@ impl Expression {
             Test::Exists => single(Operator::Exists, Vec::new()),
             Test::DoesNotExist => single(Operator::DoesNotExist, Vec::new()),
             Test::In(values) => is_one_of(usable(values)),
-            Test::NotIn { values, missing } => {
+            Test::NotIn {
+                values,
+                holds_if_missing,
+            } => {
                 let values = Some(usable(values)).filter(|usable| !usable.is_empty());
                 let others = values.map(|values| Requirement::new(key, Operator::NotIn, values));
                 // In node affinity `NotIn` also holds for nodes without the label.
-                let exists =
-                    (!missing).then(|| Requirement::new(key, Operator::Exists, Vec::new()));
+                let exists = (!holds_if_missing)
+                    .then(|| Requirement::new(key, Operator::Exists, Vec::new()));
                 Some(others.into_iter().chain(exists).collect())
             }
             Test::InRegexp(_) | Test::Versions(..) => {
@@ -210,7 +213,12 @@ impl Expression {
             (Test::Always, _) => return true,
             (Test::Exists, fact) => return fact != Fact::Missing,
             (Test::DoesNotExist, fact) => return fact == Fact::Missing,
-            (Test::NotIn { missing, .. }, Fact::Missing) => return *missing,
+            (
+                Test::NotIn {
+                    holds_if_missing, ..
+                },
+                Fact::Missing,
+            ) => return *holds_if_missing,
             // A flag has no value to compare.
             (_, Fact::Missing | Fact::Flag) => return false,
             (_, Fact::Value(value)) => value,

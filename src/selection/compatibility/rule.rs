@@ -82,12 +82,12 @@ pub(super) fn satisfies(
 ) -> bool {
     let by_name =
         name.is_none_or(|expression| feature.has_name(|name| expression.holds(Fact::Value(name))));
-    by_name && elements.is_none_or(|expressions| has(feature, expressions))
+    by_name && elements.is_none_or(|expressions| satisfies_elements(feature, expressions))
 }
 
 /// Evaluates flags and attributes together; an instance has to satisfy all expressions alone
 /// (`MatchMulti` of NFD).
-fn has(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
+fn satisfies_elements(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
     let mut all = expressions.iter();
     let by_names = feature.has_names()
         && all.all(|(key, expression)| {

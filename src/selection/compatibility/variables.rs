@@ -17,7 +17,7 @@ pub(super) struct Variables {
     known: BTreeMap<String, String>,
     /// Names of the variables of other entries. Whether these variables are set depends on the
     /// node, for which their rules hold or not.
-    of_others: BTreeSet<String>,
+    names_in_other_entries: BTreeSet<String>,
     /// Whether an earlier rule has a template, which may set any variable.
     has_template: bool,
     /// Whether there is an earlier rule. Before the first rule NFD has no feature `rule.matched`.
@@ -26,7 +26,7 @@ pub(super) struct Variables {
 
 impl Variables {
     pub(super) fn begin_entry(&mut self) {
-        self.of_others
+        self.names_in_other_entries
             .extend(std::mem::take(&mut self.known).into_keys());
     }
 
@@ -63,9 +63,9 @@ impl Variables {
 
     fn are_known(&self, elements: &[(String, Expression)], reads_names: bool) -> bool {
         let is_known = |(key, _): &(String, Expression)| {
-            self.known.contains_key(key) || !self.of_others.contains(key)
+            self.known.contains_key(key) || !self.names_in_other_entries.contains(key)
         };
-        let names_are_known = !reads_names || self.of_others.is_empty();
+        let names_are_known = !reads_names || self.names_in_other_entries.is_empty();
         self.has_rule && !self.has_template && names_are_known && elements.iter().all(is_known)
     }
 }

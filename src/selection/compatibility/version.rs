@@ -25,10 +25,12 @@ impl FromStr for Version {
         let text = text.strip_prefix('v').unwrap_or(text);
         let (text, metadata) = split(text, '+');
         let (numbers, pre_release) = split(text, '-');
-        let is_ignored = |part: Option<&str>, is_one: fn(&str) -> bool| {
+        let is_valid_suffix = |part: Option<&str>, is_one: fn(&str) -> bool| {
             part.is_none_or(|part| part.split('.').all(is_one))
         };
-        if !is_ignored(metadata, is_identifier) || !is_ignored(pre_release, is_pre_release) {
+        if !is_valid_suffix(metadata, is_identifier)
+            || !is_valid_suffix(pre_release, is_pre_release)
+        {
             return Err(InvalidVersion);
         }
         let mut version = [0; 3];

@@ -9,12 +9,12 @@ use super::{Expression, FeatureMatch, NodeFacts, Rule};
 pub(super) struct Work {
     /// The work of rules, and of conditions on labels: the same for all nodes.
     fixed: usize,
-    by_feature: BTreeMap<String, OfFeature>,
+    by_feature: BTreeMap<String, FeatureWork>,
 }
 
 /// The work of the conditions on a feature of Node Feature Discovery.
 #[derive(Clone, Copy, Debug, Default)]
-struct OfFeature {
+struct FeatureWork {
     /// The work for flags and attributes together, and again for each instance.
     elements: usize,
     /// The work for each name of an element.

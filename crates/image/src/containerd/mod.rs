@@ -73,9 +73,9 @@ impl Containerd {
         let content = namespaces.iter().cloned().chain(own.map(str::to_owned));
         let content = content.collect();
         let link = Arc::new(Connection::new(path, lookup_timeout)?);
-        let kept = own.zip(writes);
+        let store_settings = own.zip(writes);
         Ok(Self {
-            store: kept
+            store: store_settings
                 .map(|(namespace, writes)| Store::start(link.clone(), namespace, writes.clone())),
             connection: link,
             content,

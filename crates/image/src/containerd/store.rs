@@ -55,7 +55,7 @@ pub(crate) struct Store {
     queues: Mutex<Vec<mpsc::Sender<Job>>>,
     queued_bytes: Arc<Semaphore>,
     namespace: Arc<ContentNamespace>,
-    link: Arc<Connection>,
+    connection: Arc<Connection>,
     writes: ContentWrites,
     started: Instant,
     load_state: watch::Sender<LoadState>,
@@ -80,8 +80,12 @@ enum LoadState {
 }
 
 impl Store {
-    pub(super) fn start(link: Arc<Connection>, namespace: &str, writes: ContentWrites) -> Self {
-        let namespace = Arc::new(ContentNamespace::new(link.channel.clone(), namespace));
+    pub(super) fn start(
+        connection: Arc<Connection>,
+        namespace: &str,
+        writes: ContentWrites,
+    ) -> Self {
+        let namespace = Arc::new(ContentNamespace::new(connection.channel.clone(), namespace));
         let worker = Arc::new(Worker {
             namespace: namespace.clone(),
             breaker: Breaker::default(),
@@ -99,7 +103,7 @@ impl Store {
             queues: Mutex::new(queues),
             queued_bytes: Arc::new(Semaphore::new(MAX_WAITING)),
             namespace,
-            link,
+            connection,
             writes,
             started: Instant::now(),
             load_state: watch::Sender::new(LoadState::Waiting),
@@ -141,7 +145,7 @@ impl Store {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(root);
         let worker = usize::try_from(hash % WORKERS).unwrap_or_default();
         let queues = self.queues.lock();
-        let queue = queues.get(worker).filter(|_| self.link.is_up());
+        let queue = queues.get(worker).filter(|_| self.connection.is_up());
         if queue.is_none_or(|queue| queue.try_send(job).is_err()) {
             self.writes.count("dropped");
         }
@@ -159,17 +163,17 @@ impl Store {
 
     /// Loads persisted public tags into the caches, at most `images`.
     pub(crate) fn load_persisted(&self, caches: &Arc<Caches>, images: usize) {
-        let (namespace, stage, caches) = (
+        let (namespace, load_state, caches) = (
             self.namespace.clone(),
             self.load_state.clone(),
             caches.clone(),
         );
         let reading = async move {
             loop {
-                let coming = || {
-                    stage.send_replace(LoadState::Receiving);
+                let on_first_response = || {
+                    load_state.send_replace(LoadState::Receiving);
                 };
-                let read = namespace.list_tags(images, coming).await;
+                let read = namespace.list_tags(images, on_first_response).await;
                 if let Ok(tags) = &read {
                     for tag in tags.iter().filter(|tag| tag.age < STALE_IF_ERROR) {
                         if let Some(seen) = Instant::now().checked_sub(tag.age) {
@@ -178,7 +182,7 @@ impl Store {
                     }
                     tracing::debug!(tags = tags.len(), "persisted tags loaded");
                 }
-                stage.send_replace(LoadState::Finished);
+                load_state.send_replace(LoadState::Finished);
                 if read.is_ok() {
                     return;
                 }
@@ -196,20 +200,27 @@ impl Store {
     ///
     /// When containerd did not respond, so that the caller does not wait for it a second time.
     pub(crate) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
-        let mut stage = self.load_state.subscribe();
+        let mut load_state = self.load_state.subscribe();
         let (soon, later) = (
-            self.started + self.link.lookup_timeout,
+            self.started + self.connection.lookup_timeout,
             self.started + LOAD_TIMEOUT,
         );
         if Instant::now() < soon {
-            let waited =
-                timeout_at(soon.into(), stage.wait_for(|s| *s != LoadState::Waiting)).await;
+            let waited = timeout_at(
+                soon.into(),
+                load_state.wait_for(|s| *s != LoadState::Waiting),
+            )
+            .await;
             if waited.is_err() {
                 return Err(ContainerdUnavailable);
             }
         }
-        if *stage.borrow() == LoadState::Receiving {
-            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == LoadState::Finished)).await;
+        if *load_state.borrow() == LoadState::Receiving {
+            let _ = timeout_at(
+                later.into(),
+                load_state.wait_for(|s| *s == LoadState::Finished),
+            )
+            .await;
         }
         Ok(())
     }

@@ -191,7 +191,7 @@ impl Helpers {
 
 /// The output of a helper that has no credentials (`errCredentialsNotFound` of
 /// `docker-credential-helpers`).
-const NOTHING: &[u8] = b"credentials not found";
+const CREDENTIALS_NOT_FOUND: &[u8] = b"credentials not found";
 
 /// Runs a helper with the protocol of `docker-credential-helpers`.
 async fn get(program: &str, server: &str) -> Result<Option<Credential>, CommandError> {
@@ -200,7 +200,9 @@ async fn get(program: &str, server: &str) -> Result<Option<Credential>, CommandE
     let answer = command::run(command, server, server.as_bytes()).await;
     let answer = match answer {
         // A helper without credentials for a server exits with an error status.
-        Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),
+        Err(CommandError::Failed(_, output)) if output.starts_with(CREDENTIALS_NOT_FOUND) => {
+            return Ok(None);
+        }
         other => other?,
     };
     let Ok(answer) = json::object::<HelperResult>(&answer) else {

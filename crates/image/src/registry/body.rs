@@ -30,14 +30,14 @@ struct Held {
 
 /// A part of the budget, and of the host's share of it.
 struct Part {
-    of_all: OwnedSemaphorePermit,
-    of_host: OwnedSemaphorePermit,
+    total_permits: OwnedSemaphorePermit,
+    host_permits: OwnedSemaphorePermit,
 }
 
 impl Part {
     /// Gives back the bytes above `size`.
     fn shrink(&mut self, size: usize) {
-        for part in [&mut self.of_all, &mut self.of_host] {
+        for part in [&mut self.total_permits, &mut self.host_permits] {
             drop(part.split(part.num_permits().saturating_sub(size)));
         }
     }
@@ -105,14 +105,17 @@ impl Bodies {
     ) -> Result<Part, ExchangeError> {
         let size = u32::try_from(size).map_err(|_| ExchangeError::Busy)?;
         let taking = async {
-            let of_host = share.clone().acquire_many_owned(size).await;
-            let of_all = self.0.clone().acquire_many_owned(size).await;
-            of_host.ok().zip(of_all.ok())
+            let host_permits = share.clone().acquire_many_owned(size).await;
+            let total_permits = self.0.clone().acquire_many_owned(size).await;
+            host_permits.ok().zip(total_permits.ok())
         };
         // The host is not to blame for the wait.
         let taken = timeout_at(deadline, taking).await.ok().flatten();
-        let (of_host, of_all) = taken.ok_or(ExchangeError::Busy)?;
-        Ok(Part { of_all, of_host })
+        let (host_permits, total_permits) = taken.ok_or(ExchangeError::Busy)?;
+        Ok(Part {
+            total_permits,
+            host_permits,
+        })
     }
 }
 
@@ -144,6 +147,14 @@ mod tests {
         let body = StreamBody::new(body.chain(stream::pending()));
         let body = reqwest::Body::wrap(body);
         http::Response::new(body).into()
+    }
+
+    fn without_length(chunks: usize) -> reqwest::Response {
+        let chunk = Bytes::from(vec![b' '; CHUNK]);
+        let frames =
+            std::iter::repeat_n(chunk, chunks).map(|chunk| Ok::<_, io::Error>(Frame::data(chunk)));
+        let body = StreamBody::new(stream::iter(frames));
+        http::Response::new(reqwest::Body::wrap(body)).into()
     }
 
     fn share() -> Arc<Semaphore> {
@@ -203,14 +214,14 @@ mod tests {
     async fn a_large_body_holds_its_part_until_it_is_dropped() {
         let bodies = Bodies::new();
         let deadline = Instant::now() + Duration::from_secs(5);
-        let body = bodies
-            .read("x", whole(1 << 20), MAX_DOCUMENT, &share(), deadline)
-            .await;
-        let copy = body.ok().unwrap().clone();
-        assert_eq!(copy.len(), 1 << 20);
-        // The size of the body is known, so exactly that many bytes are taken.
-        assert_eq!(bodies.0.available_permits(), MAX_LARGE - (1 << 20));
-        drop(copy);
-        assert_eq!(bodies.0.available_permits(), MAX_LARGE);
+        // Without a Content-Length the limit is taken, and the rest of it is given back at the end.
+        for response in [whole(1 << 20), without_length(16)] {
+            let body = bodies.read("x", response, MAX_DOCUMENT, &share(), deadline);
+            let copy = body.await.ok().unwrap().clone();
+            assert_eq!(copy.len(), 1 << 20);
+            assert_eq!(bodies.0.available_permits(), MAX_LARGE - (1 << 20));
+            drop(copy);
+            assert_eq!(bodies.0.available_permits(), MAX_LARGE);
+        }
     }
 }

@@ -76,8 +76,8 @@ impl RegistryResponse {
 
     /// `Docker-Content-Digest`; some proxies omit it.
     fn digest(&self) -> Option<Result<Digest, DigestError>> {
-        let said = self.headers.get("docker-content-digest")?.to_str().ok()?;
-        Some(said.parse())
+        let digest = self.headers.get("docker-content-digest")?.to_str().ok()?;
+        Some(digest.parse())
     }
 }
 
@@ -214,7 +214,7 @@ impl Registry {
         request.method = Method::GET;
         let answer = self.request(host, &request, credentials).await?;
         match answer.digest() {
-            Some(Ok(said)) if !said.verify(&answer.body) => Err(ImageError::Corrupt {
+            Some(Ok(digest)) if !digest.verify(&answer.body) => Err(ImageError::Corrupt {
                 what: reference.to_string(),
                 why: "its content is not what Docker-Content-Digest says".to_owned(),
             }),

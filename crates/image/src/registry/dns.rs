@@ -195,10 +195,10 @@ impl Dns {
     }
 
     /// Queries the name server after a wait for one of the [`MAX_PER_DOMAIN`] slots of the domain.
-    async fn ask(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
+    async fn query_name_server(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
         let failed = |error: Arc<NetError>| DnsError::new(name, error);
         let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_DOMAIN)));
-        let domain = owner(name.trim_end_matches('.'));
+        let domain = queue_key(name.trim_end_matches('.'));
         let Ok(slots) = self.0.domains.get_or_insert_with(domain, new);
         // The request's timeout bounds the wait. The semaphore is never closed.
         let _slot = slots.acquire().await.ok();
@@ -252,7 +252,7 @@ impl Dns {
         }
         let mut addresses = match self.known(name) {
             Some(known) => known,
-            None => self.ask(name).await?,
+            None => self.query_name_server(name).await?,
         };
         if check == AddressCheck::RefuseLocal && !self.allows_local(name) {
             let first = addresses.first().copied();
@@ -297,7 +297,7 @@ async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, In
 /// The part of a name that identifies who controls its answers: the registered domain, or the part
 /// of a Service's name (`NAME.NAMESPACE.svc.…`) from the namespace on. A Service may be an alias of
 /// any name.
-fn owner(name: &str) -> &str {
+fn queue_key(name: &str) -> &str {
     match name.find(".svc.") {
         Some(svc) => name
             .get(..svc)

@@ -52,7 +52,7 @@ pub(super) struct HttpRequest {
     /// Sent to every address in a chain of redirects.
     pub(super) headers: HeaderMap,
     /// Sent to the original address only: `Authorization` and the headers of `hosts.toml`.
-    pub(super) own_headers: HeaderMap,
+    pub(super) origin_headers: HeaderMap,
     /// A form with a secret, never sent to another host.
     pub(super) form: Option<String>,
     pub(super) transport: Arc<Transport>,
@@ -95,7 +95,7 @@ impl HttpRequest {
     pub(super) fn redirected_to_host(self, url: Url) -> Self {
         Self {
             url,
-            own_headers: HeaderMap::new(),
+            origin_headers: HeaderMap::new(),
             transport: Transport::without_identity(&self.transport),
             check: AddressCheck::RefuseLocal,
             ..self
@@ -122,7 +122,7 @@ impl HttpRequest {
         if self.form.is_some() {
             return "identity token";
         }
-        let header = self.own_headers.get(AUTHORIZATION);
+        let header = self.origin_headers.get(AUTHORIZATION);
         match header.map(http::HeaderValue::as_bytes) {
             Some(value) if value.starts_with(b"Basic ") => "password",
             Some(value) if value.starts_with(b"Bearer ") => "bearer token",

@@ -132,9 +132,9 @@ impl HostLimiters {
 
     /// Rate limits as hosts last reported them.
     pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
-        let said =
+        let named_quota =
             |(name, limiter): (String, Arc<HostLimiter>)| Some((name, limiter.state.lock().quota?));
-        let mut quotas: Vec<_> = self.hosts.iter().filter_map(said).collect();
+        let mut quotas: Vec<_> = self.hosts.iter().filter_map(named_quota).collect();
         quotas.sort_by(|(a, _), (b, _)| a.cmp(b));
         quotas
     }
@@ -172,9 +172,9 @@ impl HostLimiter {
         match state
             .paused_principals
             .get(&principal)
-            .filter(|closed| closed.until > now)
+            .filter(|pause| pause.until > now)
         {
-            Some(closed) => Err(self.error(closed.until - now, closed.rate_limited)),
+            Some(pause) => Err(self.error(pause.until - now, pause.rate_limited)),
             None => Ok(()),
         }
     }
@@ -186,7 +186,7 @@ impl HostLimiter {
             || state
                 .paused_principals
                 .values()
-                .any(|closed| closed.until > now)
+                .any(|pause| pause.until > now)
     }
 
     fn error(&self, retry_after: Duration, rate_limited: bool) -> ImageError {
@@ -235,15 +235,13 @@ impl HostLimiter {
     ) -> ImageError {
         let mut state = self.state.lock();
         let now = Instant::now();
-        state
-            .paused_principals
-            .retain(|_, closed| closed.until > now);
+        state.paused_principals.retain(|_, pause| pause.until > now);
         let until = now + retry_after;
         // A response to an earlier request must not shorten the pause.
         let longer = state
             .paused_principals
             .get(&principal)
-            .is_none_or(|closed| closed.until < until);
+            .is_none_or(|pause| pause.until < until);
         if longer
             && (state.paused_principals.len() < MAX_PAUSED
                 || state.paused_principals.contains_key(&principal))

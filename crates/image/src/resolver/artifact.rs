@@ -96,7 +96,7 @@ impl Resolver {
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let answer = timeout_at(deadline, self.read(request, query, deadline)).await;
-        let content = answer.unwrap_or_else(|_| Err(late(request.image)));
+        let content = answer.unwrap_or_else(|_| Err(budget_exceeded(request.image)));
         if let Some(host) = content.as_ref().err().and_then(ImageError::paused_host) {
             self.0.registry.keep_pause(request.tenant, host);
         }
@@ -161,7 +161,10 @@ impl Resolver {
             read.await.ok()?
         };
         let answer = timeout_at(deadline, read).await;
-        answer.ok().flatten().unwrap_or_else(|| Err(late(image)))
+        answer
+            .ok()
+            .flatten()
+            .unwrap_or_else(|| Err(budget_exceeded(image)))
     }
 
     async fn fetch(
@@ -182,7 +185,7 @@ impl Resolver {
     }
 }
 
-fn late(image: &str) -> ImageError {
+fn budget_exceeded(image: &str) -> ImageError {
     ImageError::unanswered(image, "not read within resolution.budget", None)
 }
 
@@ -382,15 +385,15 @@ impl ResolverInner {
             ));
         }
         let mut attached = BTreeMap::new();
-        for some in digests.chunks(CONCURRENT_READS) {
+        for chunk in digests.chunks(CONCURRENT_READS) {
             let mut reads = Vec::new();
-            for digest in some {
+            for digest in chunk {
                 let digest: Digest = digest.parse()?;
                 reads
                     .push(async move { self.read_referrer(context, source, query, &digest).await });
             }
             let contents = futures::future::try_join_all(reads).await?;
-            let found = some.iter().copied().zip(contents);
+            let found = chunk.iter().copied().zip(contents);
             let found = found.filter_map(|(digest, content)| Some((digest, Arc::new(content?))));
             attached.extend(found);
         }

@@ -15,7 +15,12 @@ fn labels(text: &str) -> BTreeMap<String, String> {
 
 /// What rules say of a pod, in words: required nodes, preferred nodes, tolerations, and rules that
 /// are left out.
-fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 4] {
+fn describe_applied_rules(
+    rules: &[PodRule],
+    pod: &str,
+    namespace: &str,
+    spec: &Value,
+) -> [String; 4] {
     let node_selector: BTreeMap<String, String> =
         serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();
     let affinity: Option<Affinity> = serde_json::from_value(spec["affinity"].clone()).unwrap();
@@ -92,7 +97,7 @@ fn rules_select_pods_by_their_labels_and_namespaces() {
         ),
         ("pool=x", "", ["pool in (x)", "", "", ""]),
     ] {
-        let said = say(&rules, pod, namespace, &none);
+        let said = describe_applied_rules(&rules, pod, namespace, &none);
         assert_eq!(said, expected, "{pod} {namespace}");
     }
 }
@@ -149,7 +154,7 @@ fn what_contradicts_is_left_out_and_told() {
         ("['pool=a']", required(json!([term("Gt", &["1"])])), ""),
     ] {
         let rules = rules(&format!("- {{name: one, nodes: {rule}}}\n"));
-        let [.., left_out] = say(&rules, "", "", &spec);
+        let [.., left_out] = describe_applied_rules(&rules, "", "", &spec);
         let expected = match expected {
             "" => String::new(),
             reason => format!("{author}: {reason}"),
@@ -157,7 +162,7 @@ fn what_contradicts_is_left_out_and_told() {
         assert_eq!(left_out, expected, "{rule} {spec}");
     }
     let two = rules("- {name: one, nodes: [pool=a]}\n- {name: two, nodes: [pool=b]}\n");
-    let [nodes, .., left_out] = say(&two, "", "", &json!({}));
+    let [nodes, .., left_out] = describe_applied_rules(&two, "", "", &json!({}));
     assert_eq!(
         [nodes.as_str(), left_out.as_str()],
         ["pool in (a)", earlier]

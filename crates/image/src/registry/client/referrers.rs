@@ -82,8 +82,8 @@ impl Registry {
                 };
                 let path = format!("referrers/{digest}?{query}");
                 let page = self.referrers_page(host, reference, &path, credentials);
-                let (further, after) = page.await?;
-                all.0.extend(further.0);
+                let (referrers, after) = page.await?;
+                all.0.extend(referrers.0);
                 next = after;
             }
             if next.is_some() {

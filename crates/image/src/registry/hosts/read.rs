@@ -27,7 +27,7 @@ pub(super) fn read(
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
         let found = bundles.load(path);
-        keep(
+        ok_or_report(
             found.map_err(|why| format!("registries.caBundle: {why}")),
             &mut problems,
         )
@@ -35,7 +35,9 @@ pub(super) fn read(
     let folder = roots.iter().find_map(|root| folder(root, registry));
     let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
         let file = folder.join("hosts.toml");
-        let bytes = file.exists().then(|| keep(read_file(&file), &mut problems));
+        let bytes = file
+            .exists()
+            .then(|| ok_or_report(read_file(&file), &mut problems));
         // An empty file means no hosts.toml.
         let parsed = bytes
             .flatten()
@@ -47,7 +49,7 @@ pub(super) fn read(
                         file::parse(folder, &text, &mut problems).map_err(|error| error.to_string())
                     });
                 let named = |problem| format!("{}: {problem}", file.display());
-                keep(parsed.map_err(named), &mut problems)
+                ok_or_report(parsed.map_err(named), &mut problems)
             });
         parsed.unwrap_or_else(|| vec![certificates(folder)])
     });
@@ -133,10 +135,10 @@ fn transport(
 ) -> Transport {
     let mut authorities = Vec::new();
     for path in &entry.ca {
-        authorities.extend(keep(bundles.load(path), problems));
+        authorities.extend(ok_or_report(bundles.load(path), problems));
     }
     authorities.extend(bundle.cloned());
-    let mut pem = |path: &PathBuf| keep(read_file(path), problems);
+    let mut pem = |path: &PathBuf| ok_or_report(read_file(path), problems);
     // A client can present one identity, so the first one is used.
     let identity = entry.clients.iter().find_map(|(certificate, key)| {
         let mut both = pem(certificate)?;
@@ -146,9 +148,10 @@ fn transport(
         }
         Some(both)
     });
-    let unsaid = entry.url.is_none() && authorities.is_empty() && own.transport.skip_verify;
+    let default_skip_verify =
+        entry.url.is_none() && authorities.is_empty() && own.transport.skip_verify;
     Transport {
-        skip_verify: entry.skip_verify.unwrap_or(unsaid),
+        skip_verify: entry.skip_verify.unwrap_or(default_skip_verify),
         authorities,
         identity,
         dial_timeout: entry.dial_timeout,
@@ -210,7 +213,7 @@ fn addresses(
     }
 }
 
-fn keep<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
+fn ok_or_report<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
     read.map_err(|problem| problems.push(problem)).ok()
 }
 
