@@ -68,7 +68,7 @@ pub(crate) struct ConnectionSlot {
 /// The requests of a connection so far, and whether it is evicted.
 #[derive(Default)]
 pub(crate) struct ConnectionState {
-    asked: AtomicBool,
+    is_used: AtomicBool,
     /// Requests that are being answered.
     busy: AtomicUsize,
     evicted: CancellationToken,
@@ -86,20 +86,20 @@ impl Drop for Answering {
 impl ConnectionState {
     /// Records that a request has arrived. It counts as being answered until the result is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> Answering {
-        self.asked.store(true, Ordering::Relaxed);
+        self.is_used.store(true, Ordering::Relaxed);
         self.busy.fetch_add(1, Ordering::Relaxed);
         Answering(self.clone())
     }
 
     fn may_be_evicted(&self, evict: Evict) -> bool {
         match evict {
-            Evict::Unused => !self.is_asked(),
+            Evict::Unused => !self.is_used(),
             Evict::Idle => self.busy.load(Ordering::Relaxed) == 0,
         }
     }
 
-    fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
+    fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
     }
 }
 
@@ -219,7 +219,7 @@ pub(crate) async fn serve_until_the_end<C: GracefulConnection>(
     let mut serving = pin!(serving);
     let unused = async {
         tokio::time::sleep(life.first_request).await;
-        if state.is_asked() {
+        if state.is_used() {
             std::future::pending::<()>().await;
         }
     };
@@ -268,12 +268,12 @@ mod tests {
         let held = [slots.enter(a), slots.enter(a)];
         assert!(held.iter().all(Option::is_some));
         assert!(slots.enter(a).is_none());
-        let other = slots.enter(b);
-        assert!(other.is_some());
+        let slot_of_b = slots.enter(b);
+        assert!(slot_of_b.is_some());
         assert!(slots.enter(b).is_none(), "three in total");
         drop(held);
-        drop(other);
-        let slots = slots.places.lock();
+        drop(slot_of_b);
+        let slots = slots.slots.lock();
         assert!(slots.used == 0 && slots.peers.is_empty());
         drop(slots);
         assert!(slots.enter(a).is_some());
@@ -303,6 +303,6 @@ mod tests {
         for _ in 0..1000 {
             drop(slots.enter(peer).unwrap().state.begin());
         }
-        assert!(slots.places.lock().arrivals.len() <= 17);
+        assert!(slots.slots.lock().arrivals.len() <= 17);
     }
 }

@@ -180,7 +180,7 @@ impl ScriptedApi {
     /// Waits until `look` returns something.
     pub(crate) async fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> T {
         let answered = self.0.lock().answered.clone();
-        let found = async {
+        let search = async {
             loop {
                 let next = answered.notified();
                 if let Some(found) = look() {
@@ -192,7 +192,7 @@ impl ScriptedApi {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let found = tokio::time::timeout(DEADLINE, found).await;
+        let found = tokio::time::timeout(DEADLINE, search).await;
         found.unwrap_or_else(|_| {
             let calls: Vec<String> = self.calls(&[""]).iter().map(ToString::to_string).collect();
             panic!("waited for {what}; calls were:\n{}", calls.join("\n"))
@@ -364,11 +364,11 @@ fn node_of(query: &str) -> Option<&str> {
 
 impl State {
     fn objects(&self, path: &str) -> Vec<&Value> {
-        let own = self
+        let entries = self
             .objects
             .iter()
             .filter(|(key, _)| collection(key) == path);
-        own.map(|(_, object)| object).collect()
+        entries.map(|(_, object)| object).collect()
     }
 
     fn notify(&mut self, path: &str, event: Value) {
@@ -387,8 +387,8 @@ fn apply(object: &mut Value, patch: &Value) -> Result<(), json_patch::PatchError
             && operation["value"].is_null()
             && object.pointer(path).is_none();
         if !is_absent {
-            let one: json_patch::Patch = serde_json::from_value(json!([operation])).unwrap();
-            json_patch::patch(object, &one)?;
+            let operation_patch: json_patch::Patch = serde_json::from_value(json!([operation])).unwrap();
+            json_patch::patch(object, &operation_patch)?;
         }
     }
     Ok(())

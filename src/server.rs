@@ -216,14 +216,14 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
         lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
     lines.push(health.api.check().await.map(|()| "API server"));
-    let all = lines.iter().all(Result::is_ok);
+    let is_ready = lines.iter().all(Result::is_ok);
     let lines = lines.into_iter().map(|line| match line {
         Ok(part) => format!("[+] {part} ok\n"),
         Err(why) => format!("[-] {why}\n"),
     });
     // Not a condition of readiness: the API server keeps its connection to one replica and may
     // never call this replica.
-    let asked = health.admission.iter().map(|_| {
+    let webhook_lines = health.admission.iter().map(|_| {
         health.metrics.admissions.last_asked().map_or_else(
             || {
                 "[ ] the API server has not asked this webhook yet; if no replica is asked: can the control plane reach \
@@ -233,8 +233,8 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
             |ago| format!("[ ] the API server asked this webhook {ago} s ago\n"),
         )
     });
-    let body = lines.chain(asked);
-    let status = if all {
+    let body = lines.chain(webhook_lines);
+    let status = if is_ready {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
@@ -297,10 +297,10 @@ mod tests {
         ] {
             assert!(says.contains(part), "{says}");
         }
-        let asked = starting();
+        let health = starting();
         let time = Duration::from_millis(1);
-        asked.metrics.admissions.answered("pods", "changed", time);
-        let (_, says) = ready(State(asked)).await;
+        health.metrics.admissions.answered("pods", "changed", time);
+        let (_, says) = ready(State(health)).await;
         assert!(
             says.contains("[ ] the API server asked this webhook 0 s ago"),
             "{says}"

@@ -26,13 +26,13 @@ const END: &str = "-----END CERTIFICATE-----";
 
 /// The bundle plus an authority, minus expired authorities.
 pub(in crate::admission) fn with_authority(authority: &str, bundle: &str) -> String {
-    let mut all: Vec<&str> = pem_certificates(authority);
-    for one in pem_certificates(bundle) {
-        if !all.contains(&one) {
-            all.push(one);
+    let mut authorities: Vec<&str> = pem_certificates(authority);
+    for certificate in pem_certificates(bundle) {
+        if !authorities.contains(&certificate) {
+            authorities.push(certificate);
         }
     }
-    join(all)
+    join(authorities)
 }
 
 /// The bundle without expired authorities.
@@ -42,17 +42,17 @@ pub(in crate::admission) fn without_expired(bundle: &str) -> String {
 
 /// Whether the bundle contains this authority.
 pub(in crate::admission) fn contains_authority(bundle: &str, authority: &str) -> bool {
-    let all = pem_certificates(bundle);
+    let bundle_certificates = pem_certificates(bundle);
     pem_certificates(authority)
         .iter()
-        .all(|authority| all.contains(authority))
+        .all(|authority| bundle_certificates.contains(authority))
 }
 
-fn join(mut all: Vec<&str>) -> String {
+fn join(mut authorities: Vec<&str>) -> String {
     let now = SystemTime::now();
-    all.retain(|authority| expires(authority).is_some_and(|at| at > now));
-    all.truncate(MAX_AUTHORITIES);
-    all.iter().flat_map(|authority| [authority, "\n"]).collect()
+    authorities.retain(|authority| expires(authority).is_some_and(|at| at > now));
+    authorities.truncate(MAX_AUTHORITIES);
+    authorities.iter().flat_map(|authority| [authority, "\n"]).collect()
 }
 
 /// The certificates of a PEM text without the text between them.

@@ -224,9 +224,9 @@ impl Handler {
         if length > MAX_BODY {
             return Err(Refusal::TooLarge);
         }
-        let length = u32::try_from(length + OVERHEAD).map_err(|_| Refusal::TooLarge)?;
+        let reserved = u32::try_from(length + OVERHEAD).map_err(|_| Refusal::TooLarge)?;
         self.bodies
-            .try_acquire_many(length)
+            .try_acquire_many(reserved)
             .map_err(|_| Refusal::Busy)
     }
 }
@@ -260,7 +260,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
 /// received and discarded.
 async fn discard(mut body: Incoming) {
     let mut left = 4 * MAX_BODY;
-    let all = async {
+    let receiving = async {
         while let Some(Ok(frame)) = body.frame().await {
             let length = frame.data_ref().map_or(0, Bytes::len);
             let Some(less) = left.checked_sub(length) else {
@@ -269,7 +269,7 @@ async fn discard(mut body: Incoming) {
             left = less;
         }
     };
-    let _ = tokio::time::timeout(BODY_TIMEOUT, all).await;
+    let _ = tokio::time::timeout(BODY_TIMEOUT, receiving).await;
 }
 
 /// Parses and frees the body: hundreds of pods may wait for a registry at once.

@@ -129,7 +129,7 @@ impl AdmissionParts {
         let names = names(&config.admission.url, &self.namespace);
         let name = names.last().cloned().unwrap_or_default();
         let keeping = if files.certificate.as_os_str().is_empty() {
-            let own = SelfSigned {
+            let self_signed = SelfSigned {
                 api: self.api,
                 names,
                 namespace: self.namespace,
@@ -139,7 +139,7 @@ impl AdmissionParts {
                 served,
                 authorities,
             };
-            own.run(stop.clone()).left_future()
+            self_signed.run(stop.clone()).left_future()
         } else {
             let files = FromFiles {
                 config: files.clone(),

@@ -140,10 +140,10 @@ impl Webhook {
             self.within_budget(limits, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not
                 // be known yet.
-                let own = review.annotations();
+                let annotations = review.annotations();
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
                 let no_rules = evaluator.config.rules.is_empty();
-                let namespace = if mode::has_own_handling(own) && no_rules && is_unknown() {
+                let namespace = if mode::has_own_handling(annotations) && no_rules && is_unknown() {
                     Arc::default()
                 } else {
                     find_namespace(&namespaces, &review.namespace).await
@@ -402,8 +402,8 @@ fn oversized(kind: &str) -> (AdmissionResponse, AdmissionOutcome) {
 /// Messages for the author of an object. Missing permissions are not among them: authors cannot
 /// grant them.
 fn warnings(evaluation: &Evaluation, policy: &PlacementPolicy) -> impl Iterator<Item = Notice> {
-    let all = evaluation.notices(policy).into_iter();
-    all.filter(|notice| !notice.is_for_administrators())
+    let notices = evaluation.notices(policy).into_iter();
+    notices.filter(|notice| !notice.is_for_administrators())
 }
 
 async fn find_namespace(namespaces: &Namespaces, name: &str) -> Arc<Namespace> {

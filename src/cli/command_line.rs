@@ -173,8 +173,8 @@ mod tests {
 
     #[test]
     fn every_command_has_examples_that_are_valid() {
-        let all = command(ProgramName::Own);
-        let visible = all
+        let program = command(ProgramName::Own);
+        let visible = program
             .get_subcommands()
             .filter(|command| !command.is_hide_set());
         let names: Vec<&str> = visible.map(Command::get_name).collect();

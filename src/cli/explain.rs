@@ -98,8 +98,8 @@ impl ExplainCommand {
         reader.missing.extend(loaded.missing_permission);
         let mut targets = Vec::new();
         if let Some(manifests) = manifests {
-            let all = manifests.into_iter();
-            targets.extend(all.map(|manifest| Target::of_manifest(manifest, &namespace)));
+            let of_manifest = |manifest| Target::of_manifest(manifest, &namespace);
+            targets.extend(manifests.into_iter().map(of_manifest));
         } else if self.objects.is_empty() {
             targets = reader.troubled(&namespace).await?;
         } else {
@@ -287,12 +287,12 @@ async fn all_images(
         Verdict::Decided(Decision::NoCommonArchitecture)
     );
     if is_cut_short || (seen.images.is_empty() && seen.failed.is_empty()) {
-        let all = evaluator.resolve_all(subject).await;
+        let resolved = evaluator.resolve_all(subject).await;
         if seen.images.is_empty() {
-            seen.images = all.images;
+            seen.images = resolved.images;
         }
-        seen.failed = all.failed;
-        evaluation.unusable.extend(all.unusable);
+        seen.failed = resolved.failed;
+        evaluation.unusable.extend(resolved.unusable);
     }
     seen
 }

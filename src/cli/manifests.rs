@@ -28,8 +28,8 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
     for file in files {
         let name = file.display().to_string();
         let documents = parse(&text(&file)?).with_context(|| format!("{name} is not YAML"))?;
-        let all = documents.into_iter().flat_map(workload::objects);
-        objects.extend(all.map(|object| (name.clone(), object)));
+        let file_objects = documents.into_iter().flat_map(workload::objects);
+        objects.extend(file_objects.map(|object| (name.clone(), object)));
     }
     Ok(objects)
 }
@@ -113,8 +113,8 @@ mod tests {
         write("c.json", r#"{"kind": "D"}"#);
         write("README.md", "kind: [");
         let kinds = || -> anyhow::Result<Vec<String>> {
-            let all = read(folder.path())?;
-            Ok(all
+            let objects = read(folder.path())?;
+            Ok(objects
                 .iter()
                 .map(|(_, object)| object["kind"].as_str().unwrap().to_owned())
                 .collect())

@@ -282,8 +282,8 @@ impl Cli {
         let given = matches.value_source("namespace") == Some(ValueSource::CommandLine);
         let is_about_objects = matches!(self.command, Command::Explain(_) | Command::Report(_));
         if given && is_about_objects {
-            let own = std::env::var("ARCHAWARE_NAMESPACE").ok();
-            self.global.namespace_of_objects = std::mem::replace(&mut self.global.namespace, own);
+            let own_namespace = std::env::var("ARCHAWARE_NAMESPACE").ok();
+            self.global.namespace_of_objects = std::mem::replace(&mut self.global.namespace, own_namespace);
         }
     }
 
@@ -396,13 +396,13 @@ fn resolver(
         read_namespaces,
         cache_namespace,
     } = &config.containerd;
-    let own = Some(cache_namespace.as_str()).filter(|name| !name.is_empty());
+    let own_namespace = Some(cache_namespace.as_str()).filter(|name| !name.is_empty());
     let writes = (keep == Persist::Yes).then_some(&metrics.content_writes);
     let connect = |socket: PathBuf| {
         Containerd::new(
             &socket.to_string_lossy(),
             read_namespaces.clone(),
-            own,
+            own_namespace,
             writes,
             LOOKUP_TIMEOUT,
         )
@@ -459,8 +459,8 @@ mod tests {
             (&["--namespace", "a", "explain", "p"], None, Some("a")),
             (&["explain", "p", "-n", "a"], None, Some("a")),
         ] {
-            let all = std::iter::once(&"archaware").chain(arguments);
-            let matches = Cli::command().get_matches_from(all);
+            let words = std::iter::once(&"archaware").chain(arguments);
+            let matches = Cli::command().get_matches_from(words);
             let mut cli = Cli::from_arg_matches(&matches).unwrap();
             cli.assign_namespace(&matches);
             let found = (

@@ -40,7 +40,7 @@ impl MissingPermissions {
 }
 
 impl Extend<String> for MissingPermissions {
-    fn extend<I: IntoIterator<Item = String>>(&mut self, all: I) {
-        self.0.extend(all);
+    fn extend<I: IntoIterator<Item = String>>(&mut self, permissions: I) {
+        self.0.extend(permissions);
     }
 }

@@ -270,9 +270,9 @@ fn planned(
 fn selected(change: &PodChange) -> String {
     let images = change.images.iter().filter(|image| image.from != image.to);
     let images = images.map(|image| format!("container {} gets {}", image.container, image.to));
-    let all: Vec<String> = images.collect();
-    let between = if all.is_empty() { "" } else { "; " };
-    format!("{between}{}", all.join("; "))
+    let changes: Vec<String> = images.collect();
+    let between = if changes.is_empty() { "" } else { "; " };
+    format!("{between}{}", changes.join("; "))
 }
 
 /// Why there is no decision.
@@ -280,12 +280,12 @@ fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
     let Verdict::Unresolved { failed, .. } = &evaluation.verdict else {
         return None;
     };
-    let one = |(image, error): &(String, crate::image::ImageError)| {
+    let describe = |(image, error): &(String, crate::image::ImageError)| {
         format!("{image}: {}: {}", error.reason().as_str(), error.chain())
     };
     Some((
         "wait",
-        failed.iter().map(one).collect::<Vec<_>>().join("; "),
+        failed.iter().map(describe).collect::<Vec<_>>().join("; "),
     ))
 }
 
@@ -311,8 +311,8 @@ impl PlanRow {
             None => ("report", None),
         };
         let notices = notices.iter().map(ToString::to_string);
-        let all: Vec<String> = detail.into_iter().chain(notices).collect();
-        Some(Self::new(kind, object, action, all.join("; ")))
+        let details: Vec<String> = detail.into_iter().chain(notices).collect();
+        Some(Self::new(kind, object, action, details.join("; ")))
     }
 
     fn new<K: ResourceExt>(

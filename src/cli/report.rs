@@ -255,12 +255,12 @@ impl ReportCommand {
             );
         }
         if report.workloads.is_empty() {
-            let all = if self.is_about_a_cluster() && !self.all_namespaces {
+            let hint = if self.is_about_a_cluster() && !self.all_namespaces {
                 "; -A looks at all namespaces"
             } else {
                 ""
             };
-            tracing::warn!("there are no workloads in {}{all}", report.source);
+            tracing::warn!("there are no workloads in {}{hint}", report.source);
         }
         let text = match self.output {
             ReportOutput::Table => table::print(report),

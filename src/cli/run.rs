@@ -122,11 +122,11 @@ impl RunCommand {
             name = &mut webhook => ExitReason::Other(name.unwrap_or("webhook")),
         };
         stop.cancel();
-        let mut other = None;
+        let mut ended_task = None;
         let mut result = match ended {
             ExitReason::Controller(result) => result,
             ExitReason::Other(name) => {
-                other = Some(name);
+                ended_task = Some(name);
                 running.await
             }
         };
@@ -135,13 +135,13 @@ impl RunCommand {
             let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
         }
         if ready.is_some() && !webhook.is_finished() {
-            other = other.or(webhook.await.ok());
+            ended_task = ended_task.or(webhook.await.ok());
         }
         while side_tasks.join_next().await.is_some() {}
         // Otherwise the next process would fetch the images of the last moments again.
         finishing.finish_writes().await;
         if !stop_requested.is_cancelled() && result.is_ok() {
-            result = Err(RunError::Ended(other.unwrap_or("controller")));
+            result = Err(RunError::Ended(ended_task.unwrap_or("controller")));
         }
         result?;
         tracing::info!("archaware stopped");
@@ -206,20 +206,20 @@ async fn probe_containerd(resolver: Resolver) {
 
 /// Registers gauges of the resolver's state.
 fn register_resolver_gauges(metrics: &Metrics, resolver: &Resolver) {
-    let own = resolver.clone();
+    let shared_resolver = resolver.clone();
     let gauge = [("containerd_up", "1 while containerd answers")];
     metrics.register_gauges(gauge, move || {
-        let up = own.containerd_is_up().map(|up| ([], i64::from(up)));
+        let up = shared_resolver.containerd_is_up().map(|up| ([], i64::from(up)));
         [up.into_iter().collect()]
     });
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let own = resolver.clone();
+    let shared_resolver = resolver.clone();
     let help =
         "Registry hosts that get no requests at the moment, because of rate limits or timeouts";
     metrics.register_gauges([("registries_gated", help)], move || {
-        [vec![([], number(own.paused_hosts() as u64))]]
+        [vec![([], number(shared_resolver.paused_hosts() as u64))]]
     });
-    let own = resolver.clone();
+    let shared_resolver = resolver.clone();
     let limits = [
         (
             "registry_rate_limit",
@@ -232,7 +232,7 @@ fn register_resolver_gauges(metrics: &Metrics, resolver: &Resolver) {
     ];
     metrics.register_gauges(limits, move || {
         let (mut allowed, mut left) = (Vec::new(), Vec::new());
-        for (host, quota) in own.quotas().into_iter().take(MAX_HOSTS) {
+        for (host, quota) in shared_resolver.quotas().into_iter().take(MAX_HOSTS) {
             let labels = [("registry", host)];
             let limit = quota.limit.map(|limit| (labels.clone(), number(limit)));
             allowed.extend(limit);

@@ -32,17 +32,17 @@ pub(super) fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<C
 /// directive in the last line.
 pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandStatus> {
     let mut command = command_line::command(ProgramName::Plugin);
-    let mut all = vec![OsString::from(NAME)];
-    all.extend(words);
-    let last = all.len() - 1;
+    let mut arguments = vec![OsString::from(NAME)];
+    arguments.extend(words);
+    let last = arguments.len() - 1;
     let folder = std::env::current_dir().ok();
-    let found = clap_complete::engine::complete(&mut command, all, last, folder.as_deref());
-    let found = found.context("cannot complete these words")?;
-    let visible = found.iter().filter(|command| !command.is_hide_set());
+    let candidates = clap_complete::engine::complete(&mut command, arguments, last, folder.as_deref());
+    let candidates = candidates.context("cannot complete these words")?;
+    let visible = candidates.iter().filter(|command| !command.is_hide_set());
     let lines: Vec<String> = visible
-        .map(|one| {
-            let value = one.get_value().to_string_lossy();
-            let help = one.get_help().map(ToString::to_string);
+        .map(|candidate| {
+            let value = candidate.get_value().to_string_lossy();
+            let help = candidate.get_help().map(ToString::to_string);
             let help = help.and_then(|help| Some(format!("\t{}", help.lines().next()?)));
             format!("{value}{}\n", help.unwrap_or_default())
         })

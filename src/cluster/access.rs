@@ -31,7 +31,7 @@ pub async fn missing(
     api: &ApiClient,
     permissions: Vec<Permission>,
 ) -> Result<Vec<Permission>, ApiError> {
-    let asked = stream::iter(permissions).map(|permission| async move {
+    let reviews = stream::iter(permissions).map(|permission| async move {
         let review = SelfSubjectAccessReview {
             spec: SelfSubjectAccessReviewSpec {
                 resource_attributes: Some(permission.attributes()),
@@ -45,7 +45,7 @@ pub async fn missing(
         let allowed = answer.status.is_some_and(|status| status.allowed);
         Ok((!allowed).then_some(permission))
     });
-    asked
+    reviews
         .buffered(CONCURRENCY)
         .try_filter_map(|missing| std::future::ready(Ok(missing)))
         .try_collect()

@@ -172,8 +172,8 @@ impl Rate {
 
     /// How many turns may be taken at once.
     fn at_once(&self) -> usize {
-        let all = self.burst().as_nanos() / self.interval.as_nanos();
-        usize::try_from(all).unwrap_or(usize::MAX)
+        let turns = self.burst().as_nanos() / self.interval.as_nanos();
+        usize::try_from(turns).unwrap_or(usize::MAX)
     }
 
     /// Takes the next turn, and returns the time until then.

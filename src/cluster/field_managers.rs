@@ -17,7 +17,7 @@ pub(crate) const FIELD_MANAGER: &str = "archaware";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldManagers {
     /// Those other than archaware.
-    others: Vec<FieldManager>,
+    other_managers: Vec<FieldManager>,
     recorded: Option<Recorded>,
 }
 
@@ -43,7 +43,7 @@ struct FieldManager {
 impl FieldManagers {
     /// The managers that set the field by server-side apply.
     pub fn appliers(&self) -> impl Iterator<Item = &str> {
-        let appliers = self.others.iter().filter(|manager| manager.applies);
+        let appliers = self.other_managers.iter().filter(|manager| manager.applies);
         appliers.map(|manager| manager.name.as_str())
     }
 
@@ -56,7 +56,7 @@ impl FieldManagers {
     /// The manager that set the field last, in quotes, for messages. `another tool` if there is no
     /// manager: a tool that only removes the field does not become its manager.
     pub fn last_writer(&self) -> String {
-        let last = self.others.iter().max_by_key(|manager| &manager.time);
+        let last = self.other_managers.iter().max_by_key(|manager| &manager.time);
         last.map_or("another tool".to_owned(), |manager| {
             format!("{:?}", manager.name)
         })
@@ -165,9 +165,9 @@ impl<'de> Visitor<'de> for Entries {
         let mut managers = FieldManagers::default();
         while let Some(entry) = entries.next_element::<Entry>()? {
             let earlier = managers.recorded.take();
-            let all = earlier.into_iter().chain(entry.recorded());
-            managers.recorded = all.max_by_key(|manager| manager.time.clone());
-            managers.others.extend(entry.manager());
+            let writes = earlier.into_iter().chain(entry.recorded());
+            managers.recorded = writes.max_by_key(|manager| manager.time.clone());
+            managers.other_managers.extend(entry.manager());
         }
         Ok(managers)
     }
@@ -214,13 +214,13 @@ mod tests {
         ] {
             let managers: FieldManagers = serde_json::from_value(entries.clone()).unwrap();
             let found = managers.recorded();
-            let found = found.map(|one| {
+            let found = found.map(|write| {
                 (
-                    one.time.as_ref().unwrap().0.to_string(),
-                    one.is_by_controller,
+                    write.time.as_ref().unwrap().0.to_string(),
+                    write.is_by_controller,
                 )
             });
-            let found = found.as_ref().map(|(time, own)| (time.as_str(), *own));
+            let found = found.as_ref().map(|(time, is_by_controller)| (time.as_str(), *is_by_controller));
             assert_eq!(found, expected, "{entries}");
         }
     }
@@ -229,7 +229,7 @@ mod tests {
     fn only_managers_of_the_field_count() {
         let tolerations =
             json!({"f:template": {"f:spec": {"f:tolerations": {}, "f:containers": {"k:{}": {}}}}});
-        let other = json!({"f:template": {"f:spec": {"f:containers": {}}}});
+        let other_fields = json!({"f:template": {"f:spec": {"f:containers": {}}}});
         let taints = json!({"f:taints": {}});
         for (entries, appliers, last) in [
             (json!(null), vec![], "another tool"),
@@ -237,7 +237,7 @@ mod tests {
             (
                 json!([
                     entry("archaware", "Update", 9, &tolerations),
-                    entry("helm", "Update", 1, &other)
+                    entry("helm", "Update", 1, &other_fields)
                 ]),
                 vec![],
                 "another tool",
@@ -245,7 +245,7 @@ mod tests {
             (
                 json!([
                     entry("argocd", "Apply", 1, &tolerations),
-                    entry("kubectl-edit", "Update", 2, &other)
+                    entry("kubectl-edit", "Update", 2, &other_fields)
                 ]),
                 vec!["argocd"],
                 "\"argocd\"",

@@ -84,8 +84,8 @@ pub fn known_kinds() -> impl Iterator<Item = ApiResource> {
 
 /// One of the kinds that run pods in Kubernetes itself.
 pub fn known_kind(kind: &str) -> Option<ApiResource> {
-    let mut all = KNOWN.iter();
-    all.find(|known| known.kind == kind)
+    let mut kinds = KNOWN.iter();
+    kinds.find(|known| known.kind == kind)
         .map(KnownKind::resource)
 }
 
@@ -117,8 +117,8 @@ pub async fn find(api: &ApiClient, name: &str) -> Result<ApiResource, KindError>
     let found = resources(&groups).find(|(in_group, _, resource)| {
         (group.is_empty() || group == *in_group) && is_named(resource)
     });
-    let found = found.map(|(group, version, resource)| resource_of(group, version, resource));
-    found.ok_or_else(|| KindError::Unknown(name.to_owned()))
+    let resource = found.map(|(group, version, resource)| resource_of(group, version, resource));
+    resource.ok_or_else(|| KindError::Unknown(name.to_owned()))
 }
 
 /// The plural name with the group, as in messages of the API server: `deployments.apps`.
@@ -144,9 +144,9 @@ fn resources(
             .and_then(|metadata| metadata.name.as_deref());
         let versions = group.versions.iter();
         versions.flat_map(move |version| {
-            let of = version.version.as_deref().unwrap_or_default();
+            let version_name = version.version.as_deref().unwrap_or_default();
             let resources = version.resources.iter();
-            resources.map(move |resource| (name.unwrap_or_default(), of, resource))
+            resources.map(move |resource| (name.unwrap_or_default(), version_name, resource))
         })
     })
 }

@@ -138,7 +138,7 @@ impl Elector {
         let mut renewed = Instant::now();
         loop {
             // The Lease is renewed from the time of the request, not of the answer.
-            let asked = Instant::now();
+            let request_time = Instant::now();
             let attempt = in_time(self.attempt(&mut observed));
             let result = tokio::select! {
                 () = stop.cancelled() => break,
@@ -148,10 +148,10 @@ impl Elector {
             match result {
                 Ok(leads) => {
                     if leads {
-                        renewed = asked;
+                        renewed = request_time;
                         pause = RENEW_INTERVAL;
                     }
-                    let until = leads.then(|| asked + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
+                    let until = leads.then(|| request_time + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
                     self.until.send_replace(until);
                     self.report_leadership(leads);
                 }

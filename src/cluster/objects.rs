@@ -347,20 +347,20 @@ impl PodSpec {
 
     /// The containers whose images archaware can select, each with its JSON pointer in the pod.
     pub fn selectable(&self) -> impl Iterator<Item = (String, &Container)> {
-        let of = |list: &'static str, all: &'_ Vec<Container>| {
-            let indexes = 0..all.len();
+        let pointers = |list: &'static str, containers: &'_ Vec<Container>| {
+            let indexes = 0..containers.len();
             indexes.map(move |index| format!("/spec/{list}/{index}"))
         };
         let paths =
-            of("containers", &self.containers).chain(of("initContainers", &self.init_containers));
+            pointers("containers", &self.containers).chain(pointers("initContainers", &self.init_containers));
         paths.zip(self.containers.iter().chain(&self.init_containers))
     }
 
     /// Gives containers other images.
     pub fn set_images<'a>(&mut self, images: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         for (name, image) in images {
-            let mut all = self.containers.iter_mut().chain(&mut self.init_containers);
-            if let Some(container) = all.find(|container| container.name == name) {
+            let mut containers = self.containers.iter_mut().chain(&mut self.init_containers);
+            if let Some(container) = containers.find(|container| container.name == name) {
                 container.image = image.map(str::to_owned);
             }
         }

@@ -334,8 +334,8 @@ mod tests {
     fn metadata(annotations: Option<&[(&str, &str)]>) -> ObjectMeta {
         ObjectMeta {
             uid: Some("u".to_owned()),
-            annotations: annotations.map(|all| {
-                all.iter()
+            annotations: annotations.map(|pairs| {
+                pairs.iter()
                     .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
                     .collect()
             }),

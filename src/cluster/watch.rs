@@ -158,12 +158,12 @@ pub enum Removed<'a, K> {
 
 impl<K: ApiObject> Removed<'_, K> {
     /// Removes the entries of these objects from a map by uid.
-    pub fn forget_in<V>(&self, kept: &mut HashMap<String, V>) {
+    pub fn forget_in<V>(&self, entries: &mut HashMap<String, V>) {
         match self {
             Self::One(object) => {
-                kept.remove(object.meta().uid.as_deref().unwrap_or_default());
+                entries.remove(object.meta().uid.as_deref().unwrap_or_default());
             }
-            Self::Relisted(uids) => kept.retain(|uid, _| uids.contains(uid)),
+            Self::Relisted(uids) => entries.retain(|uid, _| uids.contains(uid)),
         }
     }
 }
@@ -199,8 +199,8 @@ where
         .inspect(move |event| match event {
             Ok(Event::Delete(object)) => removed(Removed::One(object)),
             Ok(Event::InitDone) => {
-                let all = known.state();
-                let uids = all.iter().filter_map(|object| object.meta().uid.clone());
+                let objects = known.state();
+                let uids = objects.iter().filter_map(|object| object.meta().uid.clone());
                 removed(Removed::Relisted(&uids.collect()));
                 done.send_replace(true);
             }
@@ -212,11 +212,11 @@ where
             Ok(Event::Apply(object)) => stream::iter(Some(Ok(object))).left_stream(),
             Err(error) => stream::iter(Some(Err(error))).left_stream(),
             Ok(Event::InitDone) => {
-                let all = listed
+                let objects = listed
                     .state()
                     .into_iter()
                     .map(|object| Ok((*object).clone()));
-                stream::iter(all).right_stream()
+                stream::iter(objects).right_stream()
             }
             Ok(_) => stream::iter(None).left_stream(),
         });

@@ -93,14 +93,14 @@ impl Default for CertificatesConfig {
 
 impl CertificatesConfig {
     fn check(&self, mistakes: &mut Mistakes) {
-        let has = |path: &PathBuf| !path.as_os_str().is_empty();
+        let is_set = |path: &PathBuf| !path.as_os_str().is_empty();
         mistakes.unless(
-            has(&self.certificate) == has(&self.key),
+            is_set(&self.certificate) == is_set(&self.key),
             &["admission.certificates"],
             "admission.certificates needs both certificate and key, or neither",
         );
         mistakes.unless(
-            has(&self.certificate) || has(&self.key) || !has(&self.authority),
+            is_set(&self.certificate) || is_set(&self.key) || !is_set(&self.authority),
             &["admission.certificates.authority"],
             "admission.certificates.authority is of no use without certificate and key",
         );

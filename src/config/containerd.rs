@@ -31,8 +31,8 @@ impl Default for ContainerdConfig {
 
 impl ContainerdConfig {
     pub(super) fn check(&self, mistakes: &mut Mistakes) {
-        let (reads, own) = (&self.read_namespaces, &self.cache_namespace);
-        let has_namespace = !reads.is_empty() || !own.is_empty();
+        let (reads, own_namespace) = (&self.read_namespaces, &self.cache_namespace);
+        let has_namespace = !reads.is_empty() || !own_namespace.is_empty();
         mistakes.unless(
             self.socket.as_os_str().is_empty() || has_namespace,
             &["containerd.socket"],
@@ -40,7 +40,7 @@ impl ContainerdConfig {
         );
         // archaware must not write into the kubelet's namespace or expire its content.
         mistakes.unless(
-            !reads.contains(own),
+            !reads.contains(own_namespace),
             &["containerd.cacheNamespace", "containerd.readNamespaces"],
             "containerd.cacheNamespace must not be one of containerd.readNamespaces",
         );
@@ -48,11 +48,11 @@ impl ContainerdConfig {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             !name.is_empty() && name.len() <= 76 && name.chars().all(plain)
         };
-        let mut all = reads
+        let mut namespaces = reads
             .iter()
-            .chain(Some(own).filter(|namespace| !namespace.is_empty()));
+            .chain(Some(own_namespace).filter(|namespace| !namespace.is_empty()));
         mistakes.unless(
-            all.all(is_namespace),
+            namespaces.all(is_namespace),
             &["containerd.readNamespaces", "containerd.cacheNamespace"],
             "containerd.readNamespaces and containerd.cacheNamespace may contain only letters, digits, '-', '_' and '.'",
         );

@@ -192,9 +192,9 @@ mod tests {
         assert_eq!(tolerations(tolerable, "arm64"), [equal(arch, "arm64")]);
 
         // k8smultiarcher: its own toleration if the images are for linux/arm64.
-        let own = equal("k8smultiarcher", "arm64Supported");
-        assert!(tolerations(multiarcher, "amd64,arm64").contains(&own));
-        assert!(!tolerations(multiarcher, "amd64").contains(&own));
-        assert_eq!(by_rules(all, &[]).tolerations().collect::<Vec<_>>(), [&own]);
+        let own_toleration = equal("k8smultiarcher", "arm64Supported");
+        assert!(tolerations(multiarcher, "amd64,arm64").contains(&own_toleration));
+        assert!(!tolerations(multiarcher, "amd64").contains(&own_toleration));
+        assert_eq!(by_rules(all, &[]).tolerations().collect::<Vec<_>>(), [&own_toleration]);
     }
 }

@@ -260,8 +260,8 @@ impl Components {
         };
         let reconciler = self.reconciler(kind, store.clone(), states, None);
         let triggers = Triggers {
-            all: stream::pending().boxed(),
-            one: self.bound_pods(bound_pods, store.clone(), is_active.clone()),
+            reconcile_all: stream::pending().boxed(),
+            reconcile_one: self.bound_pods(bound_pods, store.clone(), is_active.clone()),
         };
         let settings = self.settings(nodes::NodeSteps::NAME, CONCURRENT_NODES, is_active, &ready);
         let name = "controller of nodes";
@@ -300,8 +300,8 @@ impl Components {
     /// the pods and templates in them.
     fn of_namespaces<K: ApiObject + 'static>(&self) -> Triggers<K> {
         Triggers {
-            all: self.outputs.namespaces.changes().boxed(),
-            one: stream::pending().boxed(),
+            reconcile_all: self.outputs.namespaces.changes().boxed(),
+            reconcile_one: stream::pending().boxed(),
         }
     }
 

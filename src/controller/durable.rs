@@ -154,10 +154,10 @@ impl Durable {
                     repairs: repair.repairs,
                     at,
                 };
-                let known = inner.written.entry((controller, repair.uid));
+                let entry = inner.written.entry((controller, repair.uid));
                 // A write of this process may be newer than the stored record, and a record read
                 // earlier may be older.
-                let known = known.or_insert(written);
+                let known = entry.or_insert(written);
                 let is_newer = known.at + RESOLUTION < at;
                 let is_same_time = at + RESOLUTION >= known.at && !is_newer;
                 let is_further = is_same_time
@@ -262,11 +262,11 @@ mod tests {
         assert_eq!(after.written("nodes", Some("u")).unwrap().repairs, 7);
         // Another replica repairs it meanwhile.
         tokio::time::advance(Duration::from_mins(30)).await;
-        let other = durable();
-        other.record("nodes", Some("u"), written(9));
-        after.read(&other.text().unwrap());
+        let other_replica = durable();
+        other_replica.record("nodes", Some("u"), written(9));
+        after.read(&other_replica.text().unwrap());
         assert_eq!(after.written("nodes", Some("u")).unwrap().repairs, 9);
-        let newer = other
+        let newer = other_replica
             .text()
             .unwrap()
             .replace(r#""version":1"#, r#""version":2"#);
@@ -302,14 +302,14 @@ mod tests {
             );
         }
         // Another replica gave up, at the same time.
-        let other = Durable::new(KnownKeys::new(&Config::default()));
+        let other_replica = Durable::new(KnownKeys::new(&Config::default()));
         let given_up = Written {
             repairs: 9,
             ..written
         };
-        other.record(EVICTIONS, Some("u"), given_up);
+        other_replica.record(EVICTIONS, Some("u"), given_up);
         durable.read_at(
-            &other.text_at(start, 1_700_000_000).unwrap(),
+            &other_replica.text_at(start, 1_700_000_000).unwrap(),
             start,
             1_700_000_000,
         );

@@ -306,8 +306,8 @@ impl MisplacedPods {
     /// The containers that cannot run on the node. Images are resolved only if they can be the
     /// reason.
     async fn find(&self, pod: &Pod, node: &PodNode, hint: &Hint) -> Option<Found> {
-        let told = hint.proven_cause();
-        let is_proven = !wrong_architecture::find(pod, told, |_| false).is_empty();
+        let proven_cause = hint.proven_cause();
+        let is_proven = !wrong_architecture::find(pod, proven_cause, |_| false).is_empty();
         let mut containers = pod.status.containers();
         if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {
             return None;
@@ -324,7 +324,7 @@ impl MisplacedPods {
             let image = sets.get(container);
             image.is_some() && policy.runs(platform, stated, image) == Some(false)
         };
-        let containers = wrong_architecture::find(pod, told, |container| lacks(stated, container));
+        let containers = wrong_architecture::find(pod, proven_cause, |container| lacks(stated, container));
         let first = containers.first()?.container.clone();
         let architectures = sets.get(&first).cloned();
         let architecture = node.architecture.as_str();
@@ -418,8 +418,8 @@ impl MisplacedPods {
     /// Whether another pod of the same controller waits for a node, like one that replaces another.
     fn has_waiting_sibling(&self, pod: &Pod) -> bool {
         let owner = |pod: &Pod| pod.controller().map(|owner| owner.uid.clone());
-        let own = owner(pod);
-        self.pods.state().iter().any(|other| owner(other) == own)
+        let pod_owner = owner(pod);
+        self.pods.state().iter().any(|other| owner(other) == pod_owner)
     }
 
     /// Evicts the pod if everything allows that; `None` if this process does not lead.

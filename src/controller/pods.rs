@@ -106,10 +106,10 @@ pub(super) fn register_gauges(
     leading: watch::Receiver<bool>,
     clock: ServerClock,
 ) {
-    let all = store.clone();
+    let all_pods = store.clone();
     let watched = [("pods_watched", "Pods in the selection of the watch")];
     metrics.register_gauges(watched, move || {
-        let count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+        let count = i64::try_from(all_pods.len()).unwrap_or(i64::MAX);
         [vec![([], count)]]
     });
     let names = [

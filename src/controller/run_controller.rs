@@ -40,9 +40,9 @@ pub(super) struct ControllerSettings {
 /// What causes reconciles besides changes of the objects.
 pub(super) struct Triggers<K: ApiObject> {
     /// Each item causes a reconcile of all objects.
-    pub(super) all: BoxStream<'static, ()>,
+    pub(super) reconcile_all: BoxStream<'static, ()>,
     /// Each item causes a reconcile of this object.
-    pub(super) one: BoxStream<'static, ObjectRef<K>>,
+    pub(super) reconcile_one: BoxStream<'static, ObjectRef<K>>,
 }
 
 /// Reconciles every object of the stream, and those of the triggers, until `stop`.
@@ -90,8 +90,8 @@ pub(super) async fn run_controller<K, F, Fut>(
     };
     let controller = Controller::for_stream(watched.changes, watched.store)
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_all_on(stream::select(triggers.all, activated))
-        .reconcile_on(triggers.one)
+        .reconcile_all_on(stream::select(triggers.reconcile_all, activated))
+        .reconcile_on(triggers.reconcile_one)
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(step, |_, never, _| match *never {}, Arc::new(()))
         .for_each(|result| async move {

@@ -44,9 +44,9 @@ impl WebhookUse {
     /// asked this replica, or a pod of any namespace looks as if it came through another replica.
     /// Tenants can forge both, because an API server need not identify itself to a webhook.
     pub(super) fn seems_asked_since(&self, pod: &Pod) -> bool {
-        let asked = self.metrics.admissions.last_asked();
+        let last_asked = self.metrics.admissions.last_asked();
         let newest = self.admitted.newest_of_all();
-        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < self.clock.age(pod))
+        last_asked.is_some_and(|ago| Duration::from_secs(ago + 1) < self.clock.age(pod))
             || created(pod).is_some_and(|created| newest.is_some_and(|newest| created < newest))
     }
 

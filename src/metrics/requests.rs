@@ -167,9 +167,9 @@ impl AdmissionMetrics {
 
     /// How many seconds ago the API server asked this replica; `None` if it never did.
     pub fn last_asked(&self) -> Option<u64> {
-        let asked = self.last_asked.get();
-        let ago = jiff::Timestamp::now().as_second().saturating_sub(asked);
-        (asked > 0).then(|| u64::try_from(ago).unwrap_or_default())
+        let asked_at = self.last_asked.get();
+        let ago = jiff::Timestamp::now().as_second().saturating_sub(asked_at);
+        (asked_at > 0).then(|| u64::try_from(ago).unwrap_or_default())
     }
 
     /// Counts an answered admission request.

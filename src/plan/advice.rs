@@ -100,8 +100,8 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
     let spread = pods.into_iter().filter(|pod| {
         let spec = &pod.spec;
         let mut constraints = spec.topology_spread_constraints.iter();
-        constraints.any(|one| {
-            one.when_unsatisfiable == "DoNotSchedule" && one.node_taints_policy != "Honor"
+        constraints.any(|constraint| {
+            constraint.when_unsatisfiable == "DoNotSchedule" && constraint.node_taints_policy != "Honor"
         }) && !spec.author_nodes().names_architecture()
     });
     let names: BTreeSet<String> = spread.map(full_name).collect();
@@ -183,16 +183,16 @@ mod tests {
 
     #[test]
     fn pools_for_one_architecture_each_are_open_together() {
-        let of =
+        let requirement =
             |name: &str| json!([{"key": "kubernetes.io/arch", "operator": "In", "values": [name]}]);
-        let (amd, arm) = (pool(of("amd64"), json!([])), pool(of("arm64"), json!([])));
+        let (amd, arm) = (pool(requirement("amd64"), json!([])), pool(requirement("arm64"), json!([])));
         assert_eq!(
             advice(&config(""), &[amd.clone(), arm.clone()], [], []).len(),
             1
         );
         let taint =
             json!([{"key": "kubernetes.io/arch", "value": "arm64", "effect": "NoSchedule"}]);
-        let tainted = pool(of("arm64"), taint);
+        let tainted = pool(requirement("arm64"), taint);
         assert_eq!(
             advice(&config(""), &[amd.clone(), tainted.clone()], [], []).len(),
             1
@@ -217,7 +217,7 @@ mod tests {
             off.len() == 1
                 && off
                     .iter()
-                    .all(|one| one.contains("selection: ns/p. Images")),
+                    .all(|text| text.contains("selection: ns/p. Images")),
             "{off:?}"
         );
         assert!(advice(&config("admission: {enabled: true}"), &[], [], &pods).is_empty());
@@ -233,9 +233,9 @@ mod tests {
                 "spec": {"taints": [taint, {"key": "other", "effect": "NoSchedule"}]}});
             serde_json::from_value(node).unwrap()
         };
-        let own = "kubernetes.io/arch=arm64:NoSchedule";
+        let own_taint = "kubernetes.io/arch=arm64:NoSchedule";
         let nodes = [
-            node("arm64", Some(own)),
+            node("arm64", Some(own_taint)),
             node("arm64", None),
             node("amd64", None),
         ];

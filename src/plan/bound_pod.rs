@@ -107,7 +107,7 @@ mod tests {
             json_patch::merge(&mut pod, &change);
             serde_json::from_value::<Pod>(pod).unwrap()
         };
-        let tolerations = |one| json!({"spec": {"tolerations": [one]}});
+        let tolerations = |toleration| json!({"spec": {"tolerations": [toleration]}});
         for (change, expected) in [
             (json!({}), true),
             (tolerations(json!({"operator": "Exists"})), false),

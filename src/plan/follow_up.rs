@@ -41,8 +41,8 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
                 _ => "",
             };
             let note = format!("archaware's change was rejected: {error}{hint}");
-            let note = || EventDraft::new(EventReason::ChangeRefused, note);
-            (error.retry(refusals), refused, refused.then(note))
+            let draft = || EventDraft::new(EventReason::ChangeRefused, note);
+            (error.retry(refusals), refused, refused.then(draft))
         }
     };
     Some(FollowUp {

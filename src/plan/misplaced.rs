@@ -364,8 +364,8 @@ mod tests {
         };
         assert!(matches!(next(900, last, 300), Eviction::GivenUp(_)));
         // With another image, pods of this controller are evicted again.
-        let other = Written { wanted: 1, ..last };
-        assert!(matches!(next(20, other, 90), Eviction::Now(_)));
+        let with_other_image = Written { wanted: 1, ..last };
+        assert!(matches!(next(20, with_other_image, 90), Eviction::Now(_)));
     }
 
     #[test]

@@ -143,9 +143,9 @@ mod tests {
         assert!(state.set_decided(true) && !state.set_decided(true));
         let same = ObjectState::resume(Some(state.clone()), 1, now);
         assert_eq!(same, state);
-        let mut other = ObjectState::resume(Some(state), 2, now);
-        assert!(other.report_is_due(reason, 7, now) && !other.is_decided());
-        assert_eq!(other.record_failure(now).failures, 1);
+        let mut with_other_images = ObjectState::resume(Some(state), 2, now);
+        assert!(with_other_images.report_is_due(reason, 7, now) && !with_other_images.is_decided());
+        assert_eq!(with_other_images.record_failure(now).failures, 1);
     }
 
     #[test]
@@ -160,20 +160,20 @@ mod tests {
     #[test]
     fn an_earlier_decision_counts_while_the_images_stay() {
         let now = Instant::now();
-        let all = || Some(Decision::TolerateAll);
+        let tolerate_all = || Some(Decision::TolerateAll);
         let mut state = ObjectState::resume(None, 1, now);
         assert_eq!(state.earlier_decision(None), None);
         assert_eq!(
-            state.earlier_decision(all()),
-            all(),
+            state.earlier_decision(tolerate_all()),
+            tolerate_all(),
             "recorded before a restart"
         );
         state.decided_by_images(&Decision::NoCommonArchitecture);
-        let own = Some(Decision::NoCommonArchitecture);
-        assert_eq!(state.earlier_decision(all()), own);
-        let other = ObjectState::resume(Some(state), 2, now);
+        let by_images = Some(Decision::NoCommonArchitecture);
+        assert_eq!(state.earlier_decision(tolerate_all()), by_images);
+        let with_other_images = ObjectState::resume(Some(state), 2, now);
         assert_eq!(
-            other.earlier_decision(all()),
+            with_other_images.earlier_decision(tolerate_all()),
             None,
             "recorded for other images"
         );

@@ -255,10 +255,10 @@ impl KnownWorkload {
             match image {
                 KnownImage::Failed { .. } => return None,
                 KnownImage::Resolved { architectures, .. } => {
-                    let Some(own) = architectures else {
+                    let Some(image_architectures) = architectures else {
                         continue;
                     };
-                    shared = Some(shared.map_or_else(|| own.clone(), |shared| shared.and(own)));
+                    shared = Some(shared.map_or_else(|| image_architectures.clone(), |shared| shared.and(image_architectures)));
                 }
             }
         }
@@ -266,11 +266,11 @@ impl KnownWorkload {
     }
 }
 
-/// The report about workloads. `asked`: the architectures that the user asks about.
+/// The report about workloads. `asked_architectures`: the architectures that the user asks about.
 pub fn report(
     source: String,
     mut workloads: Vec<KnownWorkload>,
-    asked: &[Architecture],
+    asked_architectures: &[Architecture],
     missing_permissions: Vec<String>,
 ) -> Report {
     let order = |workload: &KnownWorkload| {
@@ -281,7 +281,7 @@ pub fn report(
         )
     };
     workloads.sort_by_cached_key(order);
-    let summaries = asked
+    let summaries = asked_architectures
         .iter()
         .map(|architecture| Summary::for_architecture(architecture, &workloads));
     Report {
@@ -302,7 +302,7 @@ pub fn report(
                     .architectures()
                     .as_ref()
                     .map(Architectures::to_strings),
-                answers: asked.iter().map(|one| workload.answer(one)).collect(),
+                answers: asked_architectures.iter().map(|architecture| workload.answer(architecture)).collect(),
                 runs_on: workload.runs_on.clone(),
                 misplaced: workload.misplaced.clone(),
             })
@@ -313,16 +313,16 @@ pub fn report(
 }
 
 fn images(workloads: &[KnownWorkload]) -> Vec<ReportedImage> {
-    let mut all: BTreeMap<&String, (u64, &KnownImage)> = BTreeMap::new();
+    let mut by_name: BTreeMap<&String, (u64, &KnownImage)> = BTreeMap::new();
     for (name, image) in workloads.iter().flat_map(|workload| &workload.images) {
-        let known = all.entry(name).or_insert((0, image));
+        let known = by_name.entry(name).or_insert((0, image));
         known.0 += 1;
         // The image may be readable with the credentials of another namespace.
         if matches!(known.1, KnownImage::Failed { .. }) {
             known.1 = image;
         }
     }
-    let reported = all.into_iter().map(|(name, (workloads, image))| {
+    let reported = by_name.into_iter().map(|(name, (workloads, image))| {
         let (platforms, architectures, error) = match image {
             KnownImage::Resolved {
                 platforms,

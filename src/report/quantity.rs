@@ -50,16 +50,16 @@ impl Add for Requests {
 pub fn requests_of(spec: &Value) -> Requests {
     let list = |field: &str| spec.get(field).and_then(Value::as_array);
     let containers = list("containers").into_iter().flatten();
-    let sum = |all: Requests, container: &Value| all + of_container(container);
+    let sum = |total: Requests, container: &Value| total + of_container(container);
     let mut running = containers.fold(Requests::default(), sum);
     let (mut sidecars, mut starting) = (Requests::default(), Requests::default());
     for container in list("initContainers").into_iter().flatten() {
-        let own = of_container(container);
+        let requests = of_container(container);
         if container.get("restartPolicy").and_then(Value::as_str) == Some("Always") {
-            sidecars = sidecars + own;
+            sidecars = sidecars + requests;
             starting = starting.max(sidecars);
         } else {
-            starting = starting.max(sidecars + own);
+            starting = starting.max(sidecars + requests);
         }
     }
     running = running + sidecars;
@@ -70,11 +70,11 @@ pub fn requests_of(spec: &Value) -> Requests {
 /// The pod-level request for each resource. Without one, the requests of the containers count, or
 /// the pod-level limit if no container requests the resource.
 fn of_pod(spec: &Value, containers: Requests) -> Requests {
-    let of = |list: &str, name: &str| spec.pointer(&format!("/resources/{list}/{name}"));
+    let pod_resource = |list: &str, name: &str| spec.pointer(&format!("/resources/{list}/{name}"));
     let amount = |name: &str, containers: u64, unit: u64| {
-        let limit = of("limits", name).filter(|_| containers == 0);
-        let own = of("requests", name).or(limit);
-        own.map_or(containers, |stated| thousandths(stated) / unit)
+        let limit = pod_resource("limits", name).filter(|_| containers == 0);
+        let request = pod_resource("requests", name).or(limit);
+        request.map_or(containers, |stated| thousandths(stated) / unit)
     };
     Requests {
         cpu_millicores: amount("cpu", containers.cpu_millicores, 1),
@@ -84,8 +84,8 @@ fn of_pod(spec: &Value, containers: Requests) -> Requests {
 
 /// The requests of a container. Kubernetes sets a missing request to the limit.
 fn of_container(container: &Value) -> Requests {
-    let of = |field: &str| container.pointer(&format!("/resources/{field}"));
-    let (requests, limits) = (of("requests"), of("limits"));
+    let resource_list = |field: &str| container.pointer(&format!("/resources/{field}"));
+    let (requests, limits) = (resource_list("requests"), resource_list("limits"));
     let value = |name: &str| {
         let named = |list: Option<&Value>| list.and_then(|list| list.get(name)).cloned();
         named(requests)
@@ -179,9 +179,9 @@ mod tests {
         #[test]
         fn any_text_is_a_quantity_or_nothing(text in "[-+.0-9]{0,20}[a-zA-Z]{0,3}[-+0-9]{0,12}") {
             let container = |value: &str| json!({"resources": {"requests": {"cpu": value, "memory": value}}});
-            let own = of_container(&container(&text));
+            let requests = of_container(&container(&text));
             let spec = json!({"containers": vec![container(&text); 3]});
-            prop_assert!(requests_of(&spec).cpu_millicores >= own.cpu_millicores);
+            prop_assert!(requests_of(&spec).cpu_millicores >= requests.cpu_millicores);
             let _ = requests_of(&spec).times(u64::MAX);
         }
     }

@@ -103,10 +103,10 @@ impl Summary {
             };
             amount.add(workload);
             for image in answer.blocked_by {
-                let of = workload.images.get(&image);
+                let known_image = workload.images.get(&image);
                 let blocker = blockers.entry(image).or_insert_with_key(|image| Blocker {
                     image: image.clone(),
-                    architectures: of.map(architectures).unwrap_or_default(),
+                    architectures: known_image.map(architectures).unwrap_or_default(),
                     blocks: Amount::default(),
                     blocks_alone: Amount::default(),
                 });

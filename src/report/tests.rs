@@ -124,7 +124,7 @@ fn each_workload_has_an_answer() {
 
 #[test]
 fn totals_add_up_and_the_worst_blocker_is_first() {
-    let all = vec![
+    let workloads = vec![
         workload("fine", 100, &[("app", "amd64,arm64")]),
         workload("one", 20, &[("old", "amd64"), ("app", "amd64,arm64")]),
         workload("one-more", 10, &[("old", "amd64")]),
@@ -132,7 +132,7 @@ fn totals_add_up_and_the_worst_blocker_is_first() {
         workload("two", 5, &[("old", "amd64"), ("rare", "s390x")]),
         workload("unread", 3, &[("gone", "?")]),
     ];
-    let report = report("test".to_owned(), all, &[arm64()], Vec::new());
+    let report = report("test".to_owned(), workloads, &[arm64()], Vec::new());
     let [summary] = report.summaries.as_slice() else {
         panic!("one architecture is asked about");
     };
@@ -179,7 +179,7 @@ fn totals_add_up_and_the_worst_blocker_is_first() {
     let order: Vec<_> = report
         .workloads
         .iter()
-        .map(|one| one.name.as_str())
+        .map(|reported| reported.name.as_str())
         .collect();
     assert_eq!(order, ["big", "fine", "one", "one-more", "two", "unread"]);
 }

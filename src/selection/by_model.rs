@@ -46,11 +46,11 @@ impl Selecting<'_> {
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
         // The groups also have labels that the pod or other documents name: the server does not get
         // those.
-        let labels = predictor.labels();
+        let predictor_labels = predictor.labels();
         let labels = |group: &NodeGroup<'a>| {
-            let all = group.facts.labels.iter();
-            let labels = all.filter(|(key, _)| labels.contains(key));
-            told.map(|(key, value)| (key.as_str(), value.as_str()))
+            let group_labels = group.facts.labels.iter();
+            let sent = group_labels.filter(|(key, _)| predictor_labels.contains(key));
+            sent.map(|(key, value)| (key.as_str(), value.as_str()))
                 .collect()
         };
         let features = groups.iter().map(labels).collect();

@@ -230,7 +230,7 @@ impl SelfSigned {
         let since = state
             .settled
             .take()
-            .filter(|(of, _)| known && *of == stored.authorities);
+            .filter(|(authorities, _)| known && *authorities == stored.authorities);
         let since = since.map_or_else(Instant::now, |(_, since)| since);
         if known {
             state.settled = Some((stored.authorities.clone(), since));

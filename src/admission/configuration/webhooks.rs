@@ -72,11 +72,11 @@ fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> Value 
 }
 
 /// archaware's own pods cannot wait for archaware, and namespaces can opt out.
-fn namespaces(own: &str) -> Value {
+fn namespaces(own_namespace: &str) -> Value {
     let not_in =
         |key: &str, value: &str| json!({"key": key, "operator": "NotIn", "values": [value]});
     json!({"matchExpressions": [
-        not_in("kubernetes.io/metadata.name", own),
+        not_in("kubernetes.io/metadata.name", own_namespace),
         not_in(annotation::ADMISSION, "disabled"),
     ]})
 }
@@ -128,10 +128,10 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
 
 /// The shortest time that the API server waits for one of archaware's webhooks.
 pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
-    let own = existing
+    let own_webhooks = existing
         .iter()
         .filter(|webhook| text(webhook, "name").ends_with(".archaware.dev"));
-    let seconds = own.filter_map(|webhook| webhook.get("timeoutSeconds")?.as_u64());
+    let seconds = own_webhooks.filter_map(|webhook| webhook.get("timeoutSeconds")?.as_u64());
     seconds.map(Duration::from_secs).min()
 }
 
@@ -141,21 +141,21 @@ pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
 /// their own namespaces), and a `caBundle` that archaware does not maintain. Conditions and
 /// selectors of archaware's other versions and configurations are removed.
 pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<Value>> {
-    let mut all = existing.to_vec();
+    let mut webhooks = existing.to_vec();
     for Desired {
         mut webhook,
         is_needed,
     } in desired
     {
         let name = text(&webhook, "name").to_owned();
-        if let Some(found) = all.iter_mut().find(|webhook| text(webhook, "name") == name) {
+        if let Some(found) = webhooks.iter_mut().find(|webhook| text(webhook, "name") == name) {
             complete(found, webhook);
         } else if is_needed {
             set(&mut webhook, "timeoutSeconds", json!(TIMEOUT));
-            all.push(webhook);
+            webhooks.push(webhook);
         }
     }
-    (all != existing).then_some(all)
+    (webhooks != existing).then_some(webhooks)
 }
 
 /// Changes a webhook so that it contains all required fields.
@@ -168,16 +168,16 @@ fn complete(webhook: &mut Value, needed: Value) {
         let changed = match field.as_str() {
             "namespaceSelector" => {
                 let lists = (list(found, EXPRESSIONS), list(&needed, EXPRESSIONS));
-                merged(lists.0, lists.1, is_own_requirement).map(|all| {
+                merged(lists.0, lists.1, is_own_requirement).map(|expressions| {
                     let selector = Some(found).filter(|found| found.is_object());
                     let mut selector = selector.cloned().unwrap_or_else(|| json!({}));
-                    set(&mut selector, "matchExpressions", json!(all));
+                    set(&mut selector, "matchExpressions", json!(expressions));
                     selector
                 })
             }
             "matchConditions" => {
-                let all = merged(list(found, ""), list(&needed, ""), is_own);
-                all.map(Value::Array)
+                let conditions = merged(list(found, ""), list(&needed, ""), is_own);
+                conditions.map(Value::Array)
             }
             _ if contains(found, &needed) => None,
             _ => {
@@ -205,9 +205,9 @@ fn merged(
     let foreign = found
         .iter()
         .filter(|item| !is_own(item) && !needed.contains(item));
-    let all: Vec<Value> = needed.iter().chain(foreign).cloned().collect();
-    let same = all.len() == found.len() && all.iter().all(|item| found.contains(item));
-    (!same).then_some(all)
+    let items: Vec<Value> = needed.iter().chain(foreign).cloned().collect();
+    let same = items.len() == found.len() && items.iter().all(|item| found.contains(item));
+    (!same).then_some(items)
 }
 
 /// Whether `existing` contains everything in `wanted`. Fields that the API server adds are ignored.
@@ -282,9 +282,9 @@ mod tests {
             shortest_timeout(&stored(usual())),
             Some(Duration::from_secs(7))
         );
-        let mut further = stored(usual());
-        further.push(json!({"name": "else.example"}));
-        assert_eq!(correct(&further, usual()), None, "further webhooks stay");
+        let mut with_another = stored(usual());
+        with_another.push(json!({"name": "else.example"}));
+        assert_eq!(correct(&with_another, usual()), None, "further webhooks stay");
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
             assert!(
                 list(&corrected[0], "/namespaceSelector/matchExpressions")
                     .iter()
-                    .any(|one| one["key"] == "control-plane"),
+                    .any(|expression| expression["key"] == "control-plane"),
                 "{path}"
             );
         }
@@ -343,7 +343,7 @@ mod tests {
         let corrected = correct(&stale, usual()).unwrap();
         let left: Vec<&str> = list(&corrected[0], "/matchConditions")
             .iter()
-            .map(|one| text(one, "name"))
+            .map(|item| text(item, "name"))
             .collect();
         // The condition named `unbound` has another expression, so it belongs to another writer.
         let expected = ["archaware.dev/no-mirror", "unbound", "other.example/mine"];

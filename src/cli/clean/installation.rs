@@ -60,7 +60,7 @@ impl Session {
     /// Removes the Lease, and reports that if the Lease existed before this command. A Lease that
     /// has a holder by now stays, and so does a Lease that the next run needs.
     pub(super) async fn remove_lease(&mut self, was_there: bool) {
-        if self.not_cleaned {
+        if self.is_record_left {
             return;
         }
         let name = NamespacedName::new(&self.namespace, NAME);

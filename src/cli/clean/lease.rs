@@ -39,8 +39,8 @@ pub(super) async fn acquire(
     let memory = Durable::new(installation.keys.clone());
     let read = lease::read_memory(api, namespace, &memory).await;
     read.context("cannot read the Lease")?;
-    let own = NamespacedName::cluster(namespace);
-    let is_installed = match api.find_metadata::<Namespace>(&own).await {
+    let own_namespace = NamespacedName::cluster(namespace);
+    let is_installed = match api.find_metadata::<Namespace>(&own_namespace).await {
         Ok(found) => found.is_some(),
         // archaware's service account may not read namespaces, but its own namespace exists.
         Err(ApiError::Forbidden(_)) => true,

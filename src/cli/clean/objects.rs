@@ -39,7 +39,7 @@ impl Session {
             "{kind} {name} (its {what} may be of an earlier configuration: give that with --config, or remove it by hand)"
         ));
         self.failed.insert((kind, name));
-        self.not_cleaned = true;
+        self.is_record_left = true;
     }
 
     pub(super) async fn untaint_nodes(&mut self) -> Result<(), ApiError> {
@@ -66,7 +66,7 @@ impl Session {
             };
             Some((what, patch::node(node, change)))
         };
-        self.not_cleaned |= !self.patch(found, describe).await.is_empty();
+        self.is_record_left |= !self.patch(found, describe).await.is_empty();
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Session {
             };
             Some((what, patch::daemon_set(set, change)))
         };
-        self.not_cleaned |= !self.patch(found, describe).await.is_empty();
+        self.is_record_left |= !self.patch(found, describe).await.is_empty();
         Ok(())
     }
 

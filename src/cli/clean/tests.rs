@@ -279,14 +279,14 @@ async fn it_stops_its_own_pod_last() {
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
     assert!(error.to_string().contains("cannot stop"), "{error}");
     assert_eq!(changes(&api), [scale]);
-    let asked = changes(&api).len();
+    let number_before = changes(&api).len();
     api.script(
         &format!("GET {DEPLOYMENT}"),
         [ScriptedResponse::Status(403, "no", Value::Null)],
     );
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
     assert!(error.to_string().contains("cannot stop"), "{error}");
-    assert_eq!(changes(&api).len(), asked);
+    assert_eq!(changes(&api).len(), number_before);
     // An object could not be cleaned: archaware goes on running, so that `clean` can be repeated.
     api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
     let failed = clean_from(&api, CLEAN, true).await.unwrap();
@@ -321,12 +321,12 @@ async fn what_comes_back_remains() {
     let registered = cluster().get(WEBHOOK).unwrap();
     let mut scaled = cluster().get(DEPLOYMENT).unwrap();
     scaled["spec"]["replicas"] = json!(3);
-    let mut other = tainted.clone();
-    other["metadata"]["name"] = json!("a0");
-    for (path, object, said) in [
+    let mut other_node = tainted.clone();
+    other_node["metadata"]["name"] = json!("a0");
+    for (path, object, message) in [
         (NODE, tainted, "Node a (its taint came back"),
         // Its name begins like that of a node that could not be cleaned.
-        ("/api/v1/nodes/a0", other, "Node a0 (its taint came back"),
+        ("/api/v1/nodes/a0", other_node, "Node a0 (its taint came back"),
         (
             DAEMON_SET,
             recorded,
@@ -364,7 +364,7 @@ async fn what_comes_back_remains() {
         assert_eq!(outcome.status(), CommandStatus::Failed, "{path}");
         let remaining = remaining(outcome);
         assert!(
-            remaining.iter().any(|one| one.starts_with(said)),
+            remaining.iter().any(|line| line.starts_with(message)),
             "{remaining:?}"
         );
         comes_back.await.unwrap();
@@ -385,8 +385,8 @@ async fn the_registration_is_looked_for_again() {
     });
     let left = remaining(clean_from(&api, CLEAN, false).await.unwrap());
     made.await.unwrap();
-    let said = "MutatingWebhookConfiguration archaware (came back";
-    assert!(left.len() == 1 && left[0].starts_with(said), "{left:?}");
+    let message = "MutatingWebhookConfiguration archaware (came back";
+    assert!(left.len() == 1 && left[0].starts_with(message), "{left:?}");
     let api = cluster();
     let refused = ScriptedResponse::Status(403, "no", Value::Null);
     api.script(&format!("DELETE {WEBHOOK}"), [refused]);
@@ -427,10 +427,10 @@ async fn a_lost_lease_ends_it() {
         &format!("PATCH {POD}"),
         [ScriptedResponse::Slow(Duration::from_secs(9))],
     );
-    let other = api.clone();
+    let other_replica = api.clone();
     let taken = tokio::spawn(async move {
-        other.wait_for(&format!("PATCH {POD}"), 1).await;
-        other.put(LEASE, held_by("pod_3", 2));
+        other_replica.wait_for(&format!("PATCH {POD}"), 1).await;
+        other_replica.put(LEASE, held_by("pod_3", 2));
     });
     let error = clean(&api, CLEAN).await.unwrap_err();
     assert!(error.to_string().contains("took the Lease"), "{error}");

@@ -80,7 +80,7 @@ impl Session {
         let kind = K::kind(&());
         for name in found {
             if !self.failed.contains(&(kind.to_string(), name.clone())) {
-                self.not_cleaned = true;
+                self.is_record_left = true;
                 self.remaining
                     .push(format!("{kind} {name} (its {what} {CAME_BACK})"));
             }

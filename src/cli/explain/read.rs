@@ -80,7 +80,7 @@ impl Reader {
             format!("cannot read {} {name}{permission}", resource.kind)
         })?;
         let Some(object) = object else {
-            let same_name = self.others_of_this_name(&resource.kind, &name).await;
+            let same_name = self.same_name_hint(&resource.kind, &name).await;
             bail!(
                 "there is no {} {:?} in namespace {namespace:?}{same_name}",
                 resource.kind,
@@ -118,11 +118,11 @@ impl Reader {
 
     /// A hint at an object of another kind with the same name, because people forget the kind;
     /// empty if there is none.
-    async fn others_of_this_name(&self, kind: &str, name: &NamespacedName) -> String {
-        let others = kinds::known_kinds().filter(|other| other.kind != kind);
-        for other in others {
-            if let Ok(Some(_)) = self.api.find_dynamic(&other, name).await {
-                let kind = other.kind.to_lowercase();
+    async fn same_name_hint(&self, kind: &str, name: &NamespacedName) -> String {
+        let other_kinds = kinds::known_kinds().filter(|other| other.kind != kind);
+        for resource in other_kinds {
+            if let Ok(Some(_)) = self.api.find_dynamic(&resource, name).await {
+                let kind = resource.kind.to_lowercase();
                 return format!("; did you mean {kind}/{}?", name.name);
             }
         }
@@ -163,16 +163,16 @@ impl Reader {
         let mut owners = BTreeSet::from([uid]);
         for kind in ["ReplicaSet", "Job"] {
             // No selector: a ReplicaSet or Job may have other labels than its pods.
-            let own = self.list_owned(kind, namespace, None, &owners).await?;
-            let own = own
+            let objects = self.list_owned(kind, namespace, None, &owners).await?;
+            let uids = objects
                 .iter()
                 .filter_map(|object| object.pointer("/metadata/uid")?.as_str());
-            let own: Vec<String> = own.map(str::to_owned).collect();
-            owners.extend(own);
+            let uids: Vec<String> = uids.map(str::to_owned).collect();
+            owners.extend(uids);
         }
         // A selector may also match pods of other workloads.
-        let own = self.list_owned("Pod", namespace, selector, &owners).await?;
-        own.into_iter()
+        let pods = self.list_owned("Pod", namespace, selector, &owners).await?;
+        pods.into_iter()
             .map(|pod| Ok(ExistingPod::read(pod)?))
             .collect()
     }
@@ -191,11 +191,11 @@ impl Reader {
         let listed = self
             .api
             .list_dynamic(&resource, Some(namespace), selector)?;
-        let own =
+        let owned =
             listed.try_filter(|object| std::future::ready(owners.contains(controller(object))));
-        let all = own.take(MAX_LISTED).try_collect().await;
+        let objects = owned.take(MAX_LISTED).try_collect().await;
         let permission = || format!("list {} in {namespace}", kinds::describe(&resource));
-        Ok(self.missing.check(permission, all)?.unwrap_or_default())
+        Ok(self.missing.check(permission, objects)?.unwrap_or_default())
     }
 
     /// The nodes, and whether archaware is installed.
@@ -216,9 +216,9 @@ impl Reader {
         {
             memory.read(stored);
         }
-        let mut all = nodes.iter().flatten();
+        let mut known_nodes = nodes.iter().flatten();
         let is_tainted =
-            all.any(|node| annotations(&node.metadata).contains_key(annotation::TAINT));
+            known_nodes.any(|node| annotations(&node.metadata).contains_key(annotation::TAINT));
         let is_installed = match lease {
             _ if is_tainted => Some(true),
             Some(lease) => Some(lease.is_some()),

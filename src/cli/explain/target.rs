@@ -87,13 +87,13 @@ impl Target {
         for pod in pods {
             let metadata = &pod.pod.metadata;
             let owner = pod.pod.controller().map(|owner| owner.uid.clone());
-            let own = metadata.name.clone().unwrap_or_default();
+            let own_name = metadata.name.clone().unwrap_or_default();
             by_controller
-                .entry(owner.unwrap_or(own))
+                .entry(owner.unwrap_or(own_name))
                 .or_default()
                 .push(pod);
         }
-        let mut all: Vec<Self> = by_controller
+        let mut targets: Vec<Self> = by_controller
             .into_values()
             .filter_map(|pods| {
                 let pod = most_interesting(&pods)?.clone();
@@ -104,8 +104,8 @@ impl Target {
                 })
             })
             .collect();
-        all.sort_by(|a, b| a.name.name.cmp(&b.name.name));
-        all
+        targets.sort_by(|a, b| a.name.name.cmp(&b.name.name));
+        targets
     }
 
     pub(super) fn is_existing_pod(&self) -> bool {
@@ -292,8 +292,8 @@ mod tests {
         ] {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             let found = parse_objects(&words, |word| word == "deployment").ok();
-            let expected = expected.map(|all| {
-                let owned = all
+            let expected = expected.map(|objects| {
+                let owned = objects
                     .iter()
                     .map(|(kind, name)| ((*kind).to_owned(), (*name).to_owned()));
                 owned.collect::<Vec<_>>()

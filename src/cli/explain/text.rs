@@ -16,8 +16,8 @@ const MAX_GROUPS: usize = 20;
 
 /// Explanations, one below the other.
 pub(super) fn pages(explanations: &[Explanation]) -> String {
-    let all = explanations.iter().map(page);
-    all.collect::<Vec<_>>().join("\n")
+    let texts = explanations.iter().map(page);
+    texts.collect::<Vec<_>>().join("\n")
 }
 
 fn page(explanation: &Explanation) -> String {
@@ -115,18 +115,18 @@ fn heading(explanation: &Explanation) -> String {
         Some(namespace) => format!("{namespace}/{}", explanation.name),
         None => explanation.name.clone(),
     };
-    let all = explanation.pods.iter().map(|pods| {
+    let counts = explanation.pods.iter().map(|pods| {
         let on = pods.architecture.as_ref().map(|name| format!(" on {name}"));
         format!("{} {}{}", pods.count, pods.phase, on.unwrap_or_default())
     });
-    let all: Vec<_> = all.collect();
+    let counts: Vec<_> = counts.collect();
     let pods = match explanation.kind.as_str() {
-        _ if all.is_empty() => String::new(),
+        _ if counts.is_empty() => String::new(),
         "Pod" => format!(
             ": pods of its controller that need attention: {}",
-            all.join(", ")
+            counts.join(", ")
         ),
-        _ => format!(": pods: {}", all.join(", ")),
+        _ => format!(": pods: {}", counts.join(", ")),
     };
     let title = printable(&format!("{} {name}{pods}", explanation.kind));
     let title = bold(&title);
@@ -141,9 +141,9 @@ fn state(pod: &PodState) -> String {
     let age = pod.created.as_deref().and_then(age);
     let age = age.map(|age| format!(", {age} old")).unwrap_or_default();
     let node = pod.node.as_ref().map(|node| {
-        let of = pod.node_architecture.as_ref();
-        let of = of.map(|name| format!(" ({name})")).unwrap_or_default();
-        format!(" on node {node}{of}")
+        let architecture = pod.node_architecture.as_ref();
+        let architecture = architecture.map(|name| format!(" ({name})")).unwrap_or_default();
+        format!(" on node {node}{architecture}")
     });
     format!("{}{}{age}", pod.phase, node.unwrap_or_default())
 }
@@ -183,8 +183,8 @@ fn added(added: Option<&Additions>) -> Option<String> {
     });
     let decision = added.decision.as_ref();
     let decision = decision.map(|decision| format!("decision {decision}"));
-    let policy = added.by_failure_policy;
-    let policy = policy.then(|| "probably of the failure policy (resolution.failure)".to_owned());
+    let by_policy = added.by_failure_policy;
+    let policy = by_policy.then(|| "probably of the failure policy (resolution.failure)".to_owned());
     let first: Vec<_> = decision.into_iter().chain(policy).chain(by).collect();
     let mut lines = added.lines();
     if lines.is_empty() {
@@ -216,7 +216,7 @@ fn of_pod(pod: &PodState) -> Vec<(&'static str, String)> {
 }
 
 fn images(explanation: &Explanation) -> String {
-    let one = |image: &ExplainedImage| {
+    let describe = |image: &ExplainedImage| {
         let mut lines = Vec::new();
         match (&image.error, image.note) {
             (Some(error), _) => {
@@ -247,7 +247,7 @@ fn images(explanation: &Explanation) -> String {
             output::fields(&[("  ", lines.join("\n"))])
         )
     };
-    explanation.images.iter().map(one).collect()
+    explanation.images.iter().map(describe).collect()
 }
 
 fn nodes(groups: &[NodeGroup]) -> String {
@@ -278,9 +278,9 @@ fn nodes(groups: &[NodeGroup]) -> String {
         &["FITS", "NODES", "ARCHITECTURE", "NAMES, OR WHY NOT"],
         rows,
     );
-    let more = groups.len().saturating_sub(MAX_GROUPS);
-    let more = if more > 0 {
-        format!("… and {more} more groups (-o json has all)\n")
+    let hidden = groups.len().saturating_sub(MAX_GROUPS);
+    let more = if hidden > 0 {
+        format!("… and {hidden} more groups (-o json has all)\n")
     } else {
         String::new()
     };

@@ -45,7 +45,7 @@ pub(super) async fn plan(
         .iter()
         .map(|node| (node.node.name_any(), node))
         .collect();
-    let all = stream::iter(pods).map(|pod| {
+    let plans = stream::iter(pods).map(|pod| {
         let name = pod.spec.node_name.clone().unwrap_or_default();
         let node = nodes.get(&name).copied();
         async move {
@@ -54,15 +54,15 @@ pub(super) async fn plan(
         }
     });
     let mut planned = PlannedPods::default();
-    let mut all = all.buffer_unordered(CONCURRENCY);
-    while let Some(one) = all.next().await {
-        let Some((node, one)) = one else {
+    let mut plans = plans.buffer_unordered(CONCURRENCY);
+    while let Some(plan) = plans.next().await {
+        let Some((node, pod)) = plan else {
             continue;
         };
-        if one.is_tolerated {
+        if pod.is_tolerated {
             *planned.tolerated.entry(node).or_default() += 1;
         }
-        planned.rows.extend(one.row);
+        planned.rows.extend(pod.row);
     }
     planned
 }

@@ -173,13 +173,13 @@ fn keep_template(object: Value) -> Option<Value> {
             .pointer("/status/conditions")
             .and_then(Value::as_array);
         let mut conditions = conditions.into_iter().flatten();
-        conditions.any(|one| {
-            let is = |field: &str, words: &[&str]| {
-                one.get(field)
+        conditions.any(|condition| {
+            let is_one_of = |field: &str, words: &[&str]| {
+                condition.get(field)
                     .and_then(Value::as_str)
                     .is_some_and(|word| words.contains(&word))
             };
-            is("type", &["Complete", "Failed"]) && is("status", &["True"])
+            is_one_of("type", &["Complete", "Failed"]) && is_one_of("status", &["True"])
         })
     };
     let is_scaled_down = || object.pointer("/spec/replicas").and_then(Value::as_u64) == Some(0);
@@ -247,12 +247,12 @@ impl Workloads {
         {
             return Ok(());
         }
-        let own = Owner {
+        let as_owner = Owner {
             kind: workload.kind.clone(),
             name: workload.name.name.clone(),
             uid,
         };
-        let top = self.top(controller.unwrap_or(own));
+        let top = self.top(controller.unwrap_or(as_owner));
         self.workload(&namespace, &top)
             .add(FoundSpec::of_template(&workload));
         Ok(())
@@ -261,19 +261,19 @@ impl Workloads {
     fn add_pod(&mut self, object: Value) -> anyhow::Result<()> {
         let requests = object.get("spec").map(requests_of).unwrap_or_default();
         let head = Head::read(&object);
-        let own = Owner {
+        let as_owner = Owner {
             kind: "Pod".to_owned(),
             name: head.metadata.name.clone(),
             uid: head.metadata.uid.clone(),
         };
         let namespace = head.metadata.namespace.clone();
         let pod =
-            Pod::deserialize(object).with_context(|| format!("pod {namespace}/{}", own.name))?;
+            Pod::deserialize(object).with_context(|| format!("pod {namespace}/{}", as_owner.name))?;
         if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(());
         }
-        let name = own.name.clone();
-        let top = self.top(head.controller().unwrap_or(own));
+        let name = as_owner.name.clone();
+        let top = self.top(head.controller().unwrap_or(as_owner));
         let workload = self.workload(&namespace, &top);
         workload.pods += 1;
         workload.requests = workload.requests + requests;
@@ -385,13 +385,13 @@ mod tests {
         let found: Vec<_> = workloads
             .found
             .values()
-            .map(|one| {
-                let images = one
+            .map(|workload| {
+                let images = workload
                     .specs
                     .iter()
                     .flat_map(|spec| spec.spec.images().into_keys());
-                let name = format!("{}/{}", one.kind, one.name);
-                (name, one.pods, images.collect::<Vec<_>>().join(","))
+                let name = format!("{}/{}", workload.kind, workload.name);
+                (name, workload.pods, images.collect::<Vec<_>>().join(","))
             })
             .collect();
         let expected = [

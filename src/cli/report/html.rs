@@ -148,14 +148,14 @@ fn by_architecture(report: &Report) -> String {
     if counts.is_empty() {
         return String::new();
     }
-    let all = report.workloads.len().max(1) as u64;
+    let total = report.workloads.len().max(1) as u64;
     let mut counts: Vec<(&str, u64)> = counts.into_iter().collect();
     counts.sort_by_key(|(name, count)| (std::cmp::Reverse(*count), *name));
     let (left, right, height) = (110, 70, 26);
     let mut bars = String::new();
     for (index, (name, count)) in counts.iter().enumerate() {
         let (y, full) = (index as u64 * height, WIDTH - left - right);
-        let width = count * full / all;
+        let width = count * full / total;
         bars += &format!(
             "<text x=\"0\" y=\"{}\">{}</text><rect class=\"rest\" x=\"{left}\" y=\"{}\" width=\"{full}\" height=\"18\"/>\
              <rect class=\"bar\" x=\"{left}\" y=\"{}\" width=\"{width}\" height=\"18\"/><text x=\"{}\" y=\"{}\">{count}</text>",
@@ -180,7 +180,7 @@ fn by_architecture(report: &Report) -> String {
 }
 
 fn workloads(report: &Report) -> String {
-    let asked: String = report
+    let headers: String = report
         .summaries
         .iter()
         .map(|summary| header(&summary.architecture, ""))
@@ -188,7 +188,7 @@ fn workloads(report: &Report) -> String {
     let rows: String = report.workloads.iter().map(of_workload).collect();
     let head = [
         header("Workload", ""),
-        asked,
+        headers,
         header("Exists for", ""),
         header("On nodes", ""),
         header("Pods", "number"),

@@ -42,7 +42,7 @@ pub(super) struct Inspector {
     cache: Option<ReportCache>,
     config: Config,
     policy: PlacementPolicy,
-    asked: Vec<Architecture>,
+    asked_architectures: Vec<Architecture>,
     /// `None` for manifests: no pull secrets are known of them.
     pull_secrets: Option<PullSecrets>,
     nodes: HashMap<String, KnownNode>,
@@ -63,14 +63,14 @@ impl Inspector {
         resolver: Resolver,
         cache: Option<ReportCache>,
         config: Config,
-        asked: Vec<Architecture>,
+        asked_architectures: Vec<Architecture>,
     ) -> Self {
         Self {
             policy: PlacementPolicy::from(&config),
             resolver,
             cache,
             config,
-            asked,
+            asked_architectures,
             pull_secrets: None,
             nodes: HashMap::new(),
             slots: Semaphore::new(CONCURRENT_IMAGES),
@@ -104,15 +104,15 @@ impl Inspector {
         let mut stated = None;
         let mut excluded = BTreeSet::new();
         let namespace = found.namespace.clone().unwrap_or_default();
-        for one in &found.specs {
-            stated = stated.or_else(|| stated_architectures(&one.annotations));
-            let author = one.spec.author_nodes();
+        for found_spec in &found.specs {
+            stated = stated.or_else(|| stated_architectures(&found_spec.annotations));
+            let author = found_spec.spec.author_nodes();
             let excludes = |architecture: &&Architecture| {
                 let alone: Architectures = [(*architecture).clone()].into_iter().collect();
                 author.excludes_all(&alone)
             };
-            excluded.extend(self.asked.iter().filter(excludes).cloned());
-            for (name, known) in self.resolve(one, &namespace).await {
+            excluded.extend(self.asked_architectures.iter().filter(excludes).cloned());
+            for (name, known) in self.resolve(found_spec, &namespace).await {
                 // An image may be readable with the credentials of one spec, and not with those of
                 // another.
                 let is_new = !matches!(images.get(&name), Some(KnownImage::Resolved { .. }));
@@ -192,10 +192,10 @@ impl Inspector {
                 .lock()
                 .add(format!("get secrets in {namespace}"));
         }
-        let platforms = resolved
+        let resolved_images = resolved
             .iter()
             .filter_map(|(_, answer)| answer.as_ref().ok());
-        let platforms = platforms.map(|resolved| &resolved.platforms);
+        let platforms = resolved_images.map(|resolved| &resolved.platforms);
         let mut sets = limiting(&self.policy, &spec, platforms).into_iter();
         let known = resolved.into_iter().map(|(image, answer)| {
             let known = match answer {
@@ -244,9 +244,9 @@ impl KnownNode {
             policy.runs(platform, pod.stated.as_ref(), built_for) == Some(false)
         };
         let lacking: BTreeSet<&String> = pod.images.iter().filter(lacks).collect();
-        let failing = pod.failing.iter().filter(|one| {
-            one.cause != WrongArchitectureCause::ImageLacksArchitecture
-                || lacking.contains(&one.image)
+        let failing = pod.failing.iter().filter(|container| {
+            container.cause != WrongArchitectureCause::ImageLacksArchitecture
+                || lacking.contains(&container.image)
         });
         let failing: Vec<_> = failing.collect();
         let wrong = lacking

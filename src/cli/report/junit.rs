@@ -46,13 +46,13 @@ pub(super) fn print(
 fn unread(report: &Report, is_failure: bool) -> String {
     let permissions = report.missing_permissions.iter();
     let permissions = permissions.map(|permission| format!("permission to {permission}"));
-    let all: Vec<String> = permissions
+    let names: Vec<String> = permissions
         .chain(report.unread_objects.iter().cloned())
         .collect();
-    if all.is_empty() {
+    if names.is_empty() {
         return String::new();
     }
-    let count = all.len();
+    let count = names.len();
     let (failures, skipped) = if is_failure { (count, 0) } else { (0, count) };
     let mut text = format!(
         "  <testsuite name=\"can be read\" tests=\"{count}\" failures=\"{failures}\" errors=\"0\" skipped=\"{skipped}\">\n"
@@ -62,7 +62,7 @@ fn unread(report: &Report, is_failure: bool) -> String {
     } else {
         "<skipped message=\"it could not be read, so its images are not known\"/>"
     };
-    for name in all {
+    for name in names {
         text += &format!(
             "    <testcase classname=\"archaware\" name=\"{}\">\n      {result}\n    </testcase>\n",
             escape(&name)

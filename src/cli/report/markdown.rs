@@ -45,13 +45,13 @@ pub(super) fn print(report: &Report) -> String {
         }
     }
     text += "\n## Workloads\n\n";
-    let asked: Vec<&str> = report
+    let columns: Vec<&str> = report
         .summaries
         .iter()
         .map(|summary| summary.architecture.as_str())
         .collect();
     let mut header = vec!["Workload", "Exists for"];
-    header.extend(asked);
+    header.extend(columns);
     header.push("Blocked by");
     let rows = report.workloads.iter().map(|workload| {
         let mut row = vec![name(workload), architectures(workload)];

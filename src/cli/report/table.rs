@@ -54,8 +54,8 @@ pub(super) fn parts(summary: &Summary) -> [(&'static str, Amount); 5] {
 }
 
 /// For example `12 (60%)`.
-pub(super) fn share(part: u64, all: u64, text: String) -> String {
-    match (part * 100 + all / 2).checked_div(all) {
+pub(super) fn share(part: u64, total: u64, text: String) -> String {
+    match (part * 100 + total / 2).checked_div(total) {
         Some(percent) => format!("{text} ({percent}%)"),
         None => text,
     }
@@ -75,9 +75,9 @@ pub(super) fn in_words(summary: &Summary) -> String {
     let mut text = format!("{can_run} of {total} {verb} can run on {architecture} today.");
     let one_image = summary.blocked_by_one_image.workloads;
     if one_image > 0 {
-        let alone = summary.blockers.iter();
-        let images = alone.filter(|blocker| blocker.blocks_alone.workloads > 0);
-        let images = plural(images.count() as u64, "image", "images");
+        let blockers = summary.blockers.iter();
+        let alone = blockers.filter(|blocker| blocker.blocks_alone.workloads > 0);
+        let images = plural(alone.count() as u64, "image", "images");
         text += &format!(" {one_image} more could if {images} were built for it.");
     }
     text
@@ -106,17 +106,17 @@ fn of_summary(summary: &Summary) -> String {
     let rows = parts(summary).into_iter().map(|(name, amount)| {
         let cpu = cores(amount.cpu_millicores);
         let is_all = name == "all";
-        let of = |part, all, text| if is_all { text } else { share(part, all, text) };
+        let with_share = |part, whole, text| if is_all { text } else { share(part, whole, text) };
         vec![
             name.to_owned(),
-            of(
+            with_share(
                 amount.workloads,
                 total.workloads,
                 amount.workloads.to_string(),
             ),
-            of(amount.pods, total.pods, amount.pods.to_string()),
-            of(amount.cpu_millicores, total.cpu_millicores, cpu),
-            of(
+            with_share(amount.pods, total.pods, amount.pods.to_string()),
+            with_share(amount.cpu_millicores, total.cpu_millicores, cpu),
+            with_share(
                 amount.memory_bytes,
                 total.memory_bytes,
                 memory(amount.memory_bytes),
@@ -150,12 +150,12 @@ fn of_summary(summary: &Summary) -> String {
         ];
         let table = output::table(&header, rows);
         let hidden = summary.blockers.len().saturating_sub(MAX_BLOCKERS);
-        let hidden = match hidden {
+        let more = match hidden {
             0 => String::new(),
             hidden => format!("… and {hidden} more (-o json has all)\n"),
         };
         text += &format!(
-            "\nImages that keep workloads from {0}\n(ONLY BY IT, CPU, MEMORY: workloads that nothing else keeps from {0})\n{table}{hidden}",
+            "\nImages that keep workloads from {0}\n(ONLY BY IT, CPU, MEMORY: workloads that nothing else keeps from {0})\n{table}{more}",
             summary.architecture
         );
     }
@@ -187,14 +187,14 @@ pub(super) fn architectures(workload: &ReportedWorkload) -> String {
 }
 
 fn of_workloads(report: &Report) -> String {
-    let asked = report.summaries.iter();
-    let asked: Vec<String> = asked
+    let summaries = report.summaries.iter();
+    let columns: Vec<String> = summaries
         .map(|summary| summary.architecture.to_uppercase())
         .collect();
     let is_about_images = is_about_images(report);
     let first = if is_about_images { "IMAGE" } else { "WORKLOAD" };
     let mut header = vec![first];
-    header.extend(asked.iter().map(String::as_str));
+    header.extend(columns.iter().map(String::as_str));
     header.push("EXISTS FOR");
     if !is_about_images {
         header.push("ON NODES");

@@ -39,8 +39,8 @@ impl ClusterNodes {
     }
 
     fn find_holding(&self, images: &[ImageKey]) -> HoldingNodes {
-        let all = self.all();
-        let held = all.iter().filter(|node| {
+        let nodes = self.all();
+        let held = nodes.iter().filter(|node| {
             let is_held = |image: &ImageKey| node.status.images.contains(*image);
             node.metadata.deletion_timestamp.is_none() && images.iter().all(is_held)
         });
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn too_many_nodes_are_not_named() {
-        let all = (0..=MAX_HOSTS).map(|n| node(&n.to_string(), "arm64", &["a:1"]));
-        let holding = ClusterNodes::from_nodes(all).holding(&[ImageKey::from_name("a:1")]);
+        let nodes = (0..=MAX_HOSTS).map(|n| node(&n.to_string(), "arm64", &["a:1"]));
+        let holding = ClusterNodes::from_nodes(nodes).holding(&[ImageKey::from_name("a:1")]);
         assert_eq!((holding.count, holding.hosts.len()), (MAX_HOSTS + 1, 0));
         assert_eq!(holding.architectures.join(","), "arm64");
     }

@@ -41,14 +41,14 @@ impl PodSpec {
     pub fn add_scheduling(&mut self, scheduling: &Scheduling) -> Result<(), String> {
         for (key, value) in &scheduling.node_selector {
             match self.node_selector.get(key) {
-                Some(own) if own != value => return Err(key.clone()),
+                Some(existing) if existing != value => return Err(key.clone()),
                 _ => self.node_selector.insert(key.clone(), value.clone()),
             };
         }
-        let own = self.tolerations.get_or_insert_default();
+        let tolerations = self.tolerations.get_or_insert_default();
         for toleration in scheduling.tolerations.iter().flatten() {
-            if !own.iter().any(|existing| covers(existing, toleration)) {
-                own.push(toleration.clone());
+            if !tolerations.iter().any(|existing| covers(existing, toleration)) {
+                tolerations.push(toleration.clone());
             }
         }
         Ok(())

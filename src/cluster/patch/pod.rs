@@ -30,7 +30,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_images_of(pod);
-    let record_of_additions = record_of_additions(pod, &change);
+    let added = record_of_additions(pod, &change);
     patch.change(&pod.spec, change);
     let decision = decision.annotation();
     let values = [
@@ -47,7 +47,7 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: boo
 /// Adds the toleration for the taint of the pod's node.
 pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
     let (mut patch, change) = toleration(pod, taint);
-    let record_of_additions = record_of_additions(pod, &change);
+    let added = record_of_additions(pod, &change);
     patch.change(&pod.spec, change);
     patch.annotate(&pod.metadata, &[(annotation::ADDED, added.as_deref())]);
     patch
@@ -170,8 +170,8 @@ impl JsonPatch {
 
     /// Replaces the image of a container, if it is still `from`.
     fn set_image(&mut self, spec: &PodSpec, container: &str, from: &str, to: &str) {
-        let mut all = spec.selectable();
-        let found = all.find(|(_, one)| one.name == container);
+        let mut containers = spec.selectable();
+        let found = containers.find(|(_, candidate)| candidate.name == container);
         if let Some((path, _)) = found.filter(|_| from != to) {
             self.test(&format!("{path}/name"), container);
             self.test(&format!("{path}/image"), from);

@@ -35,7 +35,7 @@ async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
     };
     let mut pods = watch_objects(&api.client(), None, |_, _| true, removed);
     let mut names = Vec::new();
-    let all = async {
+    let watching = async {
         while names.last().is_none_or(|name| name != "new") {
             if let Some(Ok(pod)) = pods.changes.next().await {
                 let found = pods.store.get(&ObjectRef::from_obj(&pod));
@@ -51,7 +51,7 @@ async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
             }
         }
     };
-    tokio::time::timeout(Duration::from_mins(10), all)
+    tokio::time::timeout(Duration::from_mins(10), watching)
         .await
         .expect("the new pod never changed");
     let (first, second) = names.split_at(2);

@@ -145,8 +145,8 @@ impl NodeChecks {
     /// When the next requests are to be served; `None` if there are none.
     pub(super) fn due(&self, now: Instant) -> Option<(Phase, Instant)> {
         let phases = [Phase::BeforeTaint, Phase::AfterTaint];
-        let all = phases.map(|phase| self.due_in(phase, now).map(|due| (phase, due)));
-        all.into_iter().flatten().min_by_key(|(_, due)| *due)
+        let due_phases = phases.map(|phase| self.due_in(phase, now).map(|due| (phase, due)));
+        due_phases.into_iter().flatten().min_by_key(|(_, due)| *due)
     }
 
     fn due_in(&self, phase: Phase, now: Instant) -> Option<Instant> {
@@ -154,11 +154,11 @@ impl NodeChecks {
         let mut retry: Option<Instant> = None;
         for (_, state) in self.0.values() {
             match *state {
-                State::Waiting(of, at) if of == phase && at <= now => {
+                State::Waiting(waiting_phase, at) if waiting_phase == phase && at <= now => {
                     let (first, last) = since.unwrap_or((at, at));
                     since = Some((first.min(at), last.max(at)));
                 }
-                State::Waiting(of, at) if of == phase => {
+                State::Waiting(waiting_phase, at) if waiting_phase == phase => {
                     retry = Some(retry.map_or(at, |earliest| earliest.min(at)));
                 }
                 _ => {}

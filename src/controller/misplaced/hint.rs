@@ -70,8 +70,8 @@ impl Hint {
         let Some(container) = self.container.as_deref().filter(|_| self.is_fresh) else {
             return false;
         };
-        let mut all = pod.status.containers();
-        let status = all.find(|status| status.name == container);
+        let mut statuses = pod.status.containers();
+        let status = statuses.find(|status| status.name == container);
         !status.is_some_and(wrong_architecture::says_failure)
     }
 }
@@ -101,24 +101,24 @@ mod tests {
 
     #[test]
     fn the_kubelet_s_events_name_pods() {
-        let of = |reason: &str, note: &str| {
+        let hint_of = |reason: &str, note: &str| {
             let hint = event(reason, note)?;
-            let told = hint
+            let proven_cause = hint
                 .proven_cause()
                 .map(|(container, cause)| (container.to_owned(), cause));
-            Some((hint.name.to_string(), told))
+            Some((hint.name.to_string(), proven_cause))
         };
         let name = "a/p".to_owned();
-        let told = Some(("c".to_owned(), WrongArchitectureCause::ExecFormatError));
+        let proven_cause = Some(("c".to_owned(), WrongArchitectureCause::ExecFormatError));
         assert_eq!(
-            of("BackOff", "Back-off restarting failed container"),
+            hint_of("BackOff", "Back-off restarting failed container"),
             Some((name.clone(), None))
         );
         assert_eq!(
-            of("Failed", "Error: exec /app: exec format error"),
-            Some((name, told))
+            hint_of("Failed", "Error: exec /app: exec format error"),
+            Some((name, proven_cause))
         );
-        assert_eq!(of("FailedMount", ""), None);
+        assert_eq!(hint_of("FailedMount", ""), None);
     }
 
     #[test]

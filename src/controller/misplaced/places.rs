@@ -65,20 +65,20 @@ impl MisplacedPods {
     /// The node affinity of each volume that has one.
     async fn volume_terms(&self, pod: &Pod) -> Result<Vec<Vec<NodeSelectorTerm>>, ApiError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let mut all = Vec::new();
+        let mut terms = Vec::new();
         let volumes = pod.spec.volumes.iter();
         for claim in volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref()) {
             let name = NamespacedName::new(namespace, &claim.claim_name);
-            let found = self.api.find::<PersistentVolumeClaim>(&name).await?;
-            let Some(volume) = found.and_then(|claim| claim.spec.volume_name) else {
+            let found_claim = self.api.find::<PersistentVolumeClaim>(&name).await?;
+            let Some(volume) = found_claim.and_then(|claim| claim.spec.volume_name) else {
                 continue;
             };
             let name = NamespacedName::cluster(&volume);
-            let found = self.api.find::<PersistentVolume>(&name).await?;
-            let required = found.and_then(|volume| volume.spec.node_affinity.required);
-            all.extend(required.map(|required| required.node_selector_terms));
+            let found_volume = self.api.find::<PersistentVolume>(&name).await?;
+            let required = found_volume.and_then(|volume| volume.spec.node_affinity.required);
+            terms.extend(required.map(|required| required.node_selector_terms));
         }
-        Ok(all)
+        Ok(terms)
     }
 }
 

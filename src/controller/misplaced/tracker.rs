@@ -33,7 +33,7 @@ struct Tracked {
     /// Whether it was found to be on the wrong architecture.
     found: bool,
     /// How many checks in a row found another reason.
-    others: u32,
+    other_reasons: u32,
     /// Whether it is being looked at.
     in_progress: bool,
 }
@@ -45,12 +45,12 @@ impl Tracker {
         if of_namespace().filter(|pod| pod.in_progress).count() >= MAX_IN_PROGRESS {
             return false;
         }
-        let others = of_namespace().filter(|pod| pod.is_current(now)).count();
+        let current_pods = of_namespace().filter(|pod| pod.is_current(now)).count();
         if let Some(tracked) = self.0.get_mut(uid) {
             let pause = if tracked.found {
                 INTERVAL
             } else {
-                OTHER_INTERVALS.delay(tracked.others)
+                OTHER_INTERVALS.delay(tracked.other_reasons)
             };
             let is_due = !tracked.in_progress && now.saturating_duration_since(tracked.at) >= pause;
             if is_due {
@@ -62,14 +62,14 @@ impl Tracker {
         if self.0.len() >= MAX_PODS {
             self.0.retain(|_, tracked| tracked.is_current(now));
         }
-        if self.0.len() >= MAX_PODS || others >= MAX_PODS_OF_NAMESPACE {
+        if self.0.len() >= MAX_PODS || current_pods >= MAX_PODS_OF_NAMESPACE {
             return false;
         }
         let new = Tracked {
             namespace: namespace.to_owned(),
             at: now,
             found: false,
-            others: 0,
+            other_reasons: 0,
             in_progress: true,
         };
         self.0.insert(uid.to_owned(), new);
@@ -80,7 +80,7 @@ impl Tracker {
     pub(super) fn record(&mut self, uid: &str, found: bool, now: Instant) {
         if let Some(tracked) = self.0.get_mut(uid) {
             tracked.at = now;
-            tracked.others = if found { 0 } else { tracked.others + 1 };
+            tracked.other_reasons = if found { 0 } else { tracked.other_reasons + 1 };
             tracked.found = found;
             tracked.in_progress = false;
         }
@@ -100,8 +100,8 @@ impl Tracker {
 
     /// How many pods are known to be on the wrong architecture.
     pub(super) fn found(&self, now: Instant) -> usize {
-        let all = self.0.values();
-        all.filter(|tracked| tracked.found && tracked.is_current(now))
+        let tracked_pods = self.0.values();
+        tracked_pods.filter(|tracked| tracked.found && tracked.is_current(now))
             .count()
     }
 

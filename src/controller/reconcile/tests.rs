@@ -57,13 +57,13 @@ async fn a_panic_is_kept_to_its_reconcile() {
         states: ObjectStates::default(),
         initial: Some(initial.clone()),
     });
-    let one = |name| {
+    let reconcile_pod = |name| {
         reconciler
             .clone()
             .reconcile(Arc::new(pod(name)), stop.clone())
     };
-    assert_eq!(one("bad").await, Action::requeue(PANIC_RETRY));
-    assert_eq!(one("good").await, Action::await_change());
+    assert_eq!(reconcile_pod("bad").await, Action::requeue(PANIC_RETRY));
+    assert_eq!(reconcile_pod("good").await, Action::await_change());
     let text = metrics.encode().unwrap();
     assert!(
         text.contains("archaware_panics_total{where=\"pods\"} 1"),

@@ -17,7 +17,7 @@ struct Case {
 fn cases() -> Vec<Case> {
     let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
     let field = json!({ "reason": "FieldValueInvalid", "field": "spec" });
-    let field = json!({ "kind": "Pod", "causes": [field] });
+    let details = json!({ "kind": "Pod", "causes": [field] });
     let denied = "admission webhook \"a\" denied the request: no";
     let case = |answer, repeated, event| Case {
         answer,
@@ -28,7 +28,7 @@ fn cases() -> Vec<Case> {
         case(status(409, "has been modified"), Some(2..=2), false),
         case(status(422, "testing value failed"), Some(2..=2), false),
         case(
-            ScriptedResponse::Status(422, "Invalid value", field),
+            ScriptedResponse::Status(422, "Invalid value", details),
             None,
             true,
         ),
@@ -145,8 +145,8 @@ async fn a_refused_pod_loses_its_gate() {
     gated["spec"]["schedulingGates"] = json!([{ "name": "archaware.dev/inspect" }]);
     api.put(POD, gated);
     let call = format!("PATCH {POD}");
-    let denied = "admission webhook \"a\" denied the request";
-    let denied = ScriptedResponse::Status(400, denied, Value::Null);
+    let message = "admission webhook \"a\" denied the request";
+    let denied = ScriptedResponse::Status(400, message, Value::Null);
     // The API server restarts during the removal of the gate.
     let restart = ScriptedResponse::Status(500, "shutting down", Value::Null);
     api.script(&call, [denied.clone(), restart, denied]);

@@ -88,7 +88,7 @@ impl Controller {
     /// The value of the metric whose line begins with `line`.
     fn metric(&self, line: &str) -> Option<String> {
         let text = self.metrics.encode().unwrap();
-        let found = text.lines().find_map(|one| one.strip_prefix(line));
+        let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
         found.map(|value| value.trim().to_owned())
     }
 }
@@ -152,11 +152,11 @@ fn toleration(architecture: &str) -> Value {
 
 /// All calls that write, except those for Leases and access reviews.
 fn writes(api: &ScriptedApi) -> Vec<RecordedCall> {
-    let all = api.calls(&["PATCH", "POST", "DELETE", "PUT"]);
+    let calls = api.calls(&["PATCH", "POST", "DELETE", "PUT"]);
     let is_other = |call: &RecordedCall| {
         call.path.contains("/leases") || call.path.ends_with("/selfsubjectaccessreviews")
     };
-    all.into_iter().filter(|call| !is_other(call)).collect()
+    calls.into_iter().filter(|call| !is_other(call)).collect()
 }
 
 /// Reason and object of the published events.

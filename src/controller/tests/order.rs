@@ -19,9 +19,9 @@ async fn every_call_of_the_normal_way() {
     let is_review = |call: &&RecordedCall| call.path.ends_with("/selfsubjectaccessreviews");
     let reviews = calls.iter().take_while(is_review).count();
     assert!(reviews > 15, "{reviews}");
-    let lease = calls.iter().filter(|call| call.path.contains("/leases"));
-    let lease: Vec<_> = lease.map(|call| call.method.as_str()).collect();
-    assert_eq!(lease, ["GET", "POST", "GET", "PATCH"], "taken, given back");
+    let lease_calls = calls.iter().filter(|call| call.path.contains("/leases"));
+    let lease_methods: Vec<_> = lease_calls.map(|call| call.method.as_str()).collect();
+    assert_eq!(lease_methods, ["GET", "POST", "GET", "PATCH"], "taken, given back");
     assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);
 
     // One patch for each object, the node last.

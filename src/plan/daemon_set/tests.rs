@@ -23,14 +23,14 @@ fn arch(name: &str) -> Value {
 fn set(tolerations: &[Value], owned: &[Value], is_by_policy: bool) -> DaemonSet {
     let names: Vec<&str> = owned
         .iter()
-        .map(|one| one["value"].as_str().unwrap_or("any"))
+        .map(|toleration| toleration["value"].as_str().unwrap_or("any"))
         .collect();
     let record = json!({ "version": 1, "tolerations": owned, "images": ["a"],
         "steppedAside": is_by_policy, "decision": names.join(",") });
-    let record = json!({ "archaware.dev/tolerations": record.to_string() });
+    let annotations = json!({ "archaware.dev/tolerations": record.to_string() });
     serde_json::from_value(json!({
         "metadata": { "name": "d", "namespace": "ns", "uid": "u",
-            "annotations": if owned.is_empty() { json!({}) } else { record } },
+            "annotations": if owned.is_empty() { json!({}) } else { annotations } },
         "spec": { "template": { "spec": {
             "containers": [{ "image": "a" }], "tolerations": tolerations,
         }}},
@@ -121,8 +121,8 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
     );
     assert_eq!(managed(&right, on(&["amd64"])).patch, None);
     // The template's own toleration needs no record.
-    let own = set(std::slice::from_ref(&arm), &[], false);
-    assert_eq!(managed(&own, on(&["arm64"])).patch, None);
+    let without_record = set(std::slice::from_ref(&arm), &[], false);
+    assert_eq!(managed(&without_record, on(&["arm64"])).patch, None);
 }
 
 /// A decision by the images stands while the images cannot be resolved. A decision of the failure
@@ -150,10 +150,10 @@ fn no_second_rollout() {
         .taint
         .toleration_of_all();
     let aside = set(std::slice::from_ref(&any), std::slice::from_ref(&any), true);
-    let kept = (Verdict::Decided(Decision::TolerateAll), true);
+    let kept_decision = (Verdict::Decided(Decision::TolerateAll), true);
     let plan = plan_of(
         &aside,
-        kept,
+        kept_decision,
         DaemonSets::Manage,
         Remembered::default(),
         Instant::now(),
@@ -205,8 +205,8 @@ fn a_fight_about_a_template_slows_down() {
             let (verdict, before) = ((on(&["amd64"]), false), remembered.written);
             let plan = plan_of(&reverted, verdict, DaemonSets::Manage, remembered, now);
             let of_patch = plan.patch.iter().flat_map(|write| &write.events);
-            let all = plan.events.iter().chain(of_patch);
-            reasons.extend(all.map(|event| event.reason.as_str()));
+            let events = plan.events.iter().chain(of_patch);
+            reasons.extend(events.map(|event| event.reason.as_str()));
             remembered = after(&plan);
             remembered.written = remembered.written.or(before);
             match plan.patch {
@@ -270,7 +270,7 @@ fn an_author_takes_a_toleration_over() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|one| one["op"] == "remove")
+        .filter(|operation| operation["op"] == "remove")
         .collect();
     assert!(removes.is_empty(), "{operations}");
 }

@@ -162,14 +162,14 @@ fn every_verdict_has_its_plan() {
     let waits = Some(Duration::from_secs(1));
     let looks = Some(Duration::from_mins(10));
     let on_arm = || Some(placed("arm64", false));
-    let said = || Some(placed("none", false));
+    let placed_none = || Some(placed("none", false));
     for (spec, verdict, change, decides, requeue) in [
         (json!({}), on(&["arm64"]), on_arm(), true, None),
         (tolerating(), on(&["arm64"]), None, true, None),
         (gated(), on(&["arm64"]), on_arm(), true, None),
         // It waits, and its annotation says so.
-        (json!({}), none(), said(), false, looks),
-        (gated(), none(), said(), false, looks),
+        (json!({}), none(), placed_none(), false, looks),
+        (gated(), none(), placed_none(), false, looks),
         (json!({}), Verdict::Skip, None, true, None),
         (
             gated(),
@@ -258,8 +258,8 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let second = plan_with(&config, &aside, &failed, first.state, late);
     assert!(second.patch.is_some());
     // The pod's images changed, so the earlier decision does not count.
-    let other = json!({ "containers": [{ "image": "b" }] });
-    let other = pod(&[("archaware.dev/decision", "arm64")], other);
+    let spec = json!({ "containers": [{ "image": "b" }] });
+    let changed = pod(&[("archaware.dev/decision", "arm64")], spec);
     let resolved = plan_with(
         &config,
         &recorded,
@@ -267,8 +267,8 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
         None,
         start,
     );
-    let first = plan_with(&config, &other, &failed, resolved.state, start);
-    let second = plan_with(&config, &other, &failed, first.state, late);
+    let first = plan_with(&config, &changed, &failed, resolved.state, start);
+    let second = plan_with(&config, &changed, &failed, first.state, late);
     assert!(second.patch.is_some());
 }
 
@@ -330,8 +330,8 @@ fn an_author_who_excludes_the_images_is_told() {
     // The author also tolerates the taint of the selected nodes: the images decide, and an event
     // warns the author.
     let mut overruled = Evaluation::new(on(&["arm64"]));
-    let told = overruled.explain_overruled(&"arm64".parse().unwrap());
-    overruled.raised.push(Notice::AuthorOverrules(told));
+    let message = overruled.explain_overruled(&"arm64".parse().unwrap());
+    overruled.raised.push(Notice::AuthorOverrules(message));
     let pod = pod(&[], selector);
     let plan = plan_with(&Config::default(), &pod, &overruled, None, Instant::now());
     assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
@@ -430,8 +430,8 @@ fn a_fight_about_none_slows_down() {
     }
     assert!((10..20).contains(&writes), "{writes}");
     // The tag was pushed anew, and the author tolerates what it allows.
-    let said = |spec| super::tests::pod(&[("archaware.dev/decision", "none")], spec);
-    let plan = plan_of(&said(tolerating()), on(&["arm64"]));
+    let recorded_none = |spec| super::tests::pod(&[("archaware.dev/decision", "none")], spec);
+    let plan = plan_of(&recorded_none(tolerating()), on(&["arm64"]));
     assert_eq!(plan.patch.unwrap().change, placed("arm64", false));
 }
 
@@ -444,7 +444,7 @@ fn whoever_waits_has_a_current_event() {
     )
     .unwrap();
     let none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
-    let said = pod(&[("archaware.dev/decision", "none")], json!({}));
+    let recorded_none = pod(&[("archaware.dev/decision", "none")], json!({}));
     for (evaluation, reason) in [
         (none, EventReason::NoCommonArchitecture),
         (Evaluation::new(unresolved()), EventReason::ImageNotResolved),
@@ -452,7 +452,7 @@ fn whoever_waits_has_a_current_event() {
         let (mut now, mut state, mut events) = (Instant::now(), None, Vec::new());
         let end = now + 65 * MINUTE;
         while now < end {
-            let plan = plan_with(&hold, &said, &evaluation, state, now);
+            let plan = plan_with(&hold, &recorded_none, &evaluation, state, now);
             assert_eq!(plan.patch, None, "nothing to write");
             assert!(!plan.decides);
             events.extend(plan.events.iter().map(|event| (event.reason, now)));
@@ -467,7 +467,7 @@ fn whoever_waits_has_a_current_event() {
             pauses.len() >= 2 && pauses.iter().all(|pause| (1200..=1800).contains(pause)),
             "{reason:?}: {pauses:?}"
         );
-        assert!(events.iter().all(|(own, _)| *own == reason));
+        assert!(events.iter().all(|(event_reason, _)| *event_reason == reason));
     }
 }
 
@@ -480,7 +480,7 @@ fn events_are_on_the_object_that_carries_the_annotation() {
     };
     let mut evaluation = Evaluation::new(Verdict::Skip);
     evaluation.raised = [false, true]
-        .map(|one| Notice::InvalidAnnotation(invalid(one)))
+        .map(|on_namespace| Notice::InvalidAnnotation(invalid(on_namespace)))
         .into();
     let (config, pod) = (Config::default(), pod(&[], json!({})));
     let plan = plan_with(&config, &pod, &evaluation, None, Instant::now());

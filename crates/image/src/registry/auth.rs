@@ -288,7 +288,7 @@ impl TokenRequest {
             method: Method::GET,
             url: self.realm.clone(),
             headers: HeaderMap::new(),
-            own_headers: self.headers.clone(),
+            origin_headers: self.headers.clone(),
             form: None,
             transport: self.transport.clone(),
             check: self.check,
@@ -311,7 +311,7 @@ impl TokenRequest {
             Some(CredentialSecret::Password { username, password }) => {
                 let basic = Authorization::basic(username, password);
                 let header = basic.map(|basic| (AUTHORIZATION, basic.header()));
-                call.own_headers.extend(header);
+                call.origin_headers.extend(header);
             }
             Some(CredentialSecret::Anonymous) | None => {}
         }

@@ -216,7 +216,8 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(5);
         // Without a Content-Length the limit is taken, and the rest of it is given back at the end.
         for response in [whole(1 << 20), without_length(16)] {
-            let body = bodies.read("x", response, MAX_DOCUMENT, &share(), deadline);
+            let host = share();
+            let body = bodies.read("x", response, MAX_DOCUMENT, &host, deadline);
             let copy = body.await.ok().unwrap().clone();
             assert_eq!(copy.len(), 1 << 20);
             assert_eq!(bodies.0.available_permits(), MAX_LARGE - (1 << 20));

@@ -351,7 +351,7 @@ impl Registry {
             let what = format!("{}{}", token_key.endpoint.host(), answer.url.path());
             let authorization = self.answer_challenge(challenged, &what, &answer).await?;
             let header = authorization.header();
-            request.own_headers.insert(AUTHORIZATION, header);
+            request.origin_headers.insert(AUTHORIZATION, header);
             let asked = request.url.origin();
             answer = sender.exchange(request).await?;
             if answer.status != StatusCode::UNAUTHORIZED {

@@ -254,7 +254,7 @@ impl Http {
         let mut sending = client
             .request(request.method.clone(), request.url.clone())
             .headers(request.headers.clone())
-            .headers(request.own_headers.clone());
+            .headers(request.origin_headers.clone());
         if let Some(form) = &request.form {
             sending = sending
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")

@@ -31,16 +31,16 @@ impl RegistryRequest<'_> {
         if self.manifest {
             headers.insert(ACCEPT, media_type::MANIFESTS.join(", ").parse().ok()?);
         }
-        let mut own_headers = host.headers.clone();
+        let mut origin_headers = host.headers.clone();
         if let Some(authorization) = authorization {
-            own_headers.insert(AUTHORIZATION, authorization.header());
+            origin_headers.insert(AUTHORIZATION, authorization.header());
         }
         Some(HttpRequest {
             peer: Peer::Registry,
             method: self.method.clone(),
             url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
             headers,
-            own_headers,
+            origin_headers,
             form: None,
             transport: host.transport.clone(),
             check: host.check,

@@ -207,13 +207,13 @@ fn labels(
     let features =
         ["AVX", "AVX2", "FMA3"].map(|name| format!("feature.node.kubernetes.io/cpu-cpuid.{name}"));
     let features = features.iter().map(|key| (key.as_str(), "true"));
-    let own = variant.map(|variant| ("archaware.dev/variant", variant));
-    let all = [("kubernetes.io/arch", architecture), ("zone", zone)];
-    let all = all
+    let variant_label = variant.map(|variant| ("archaware.dev/variant", variant));
+    let labels = [("kubernetes.io/arch", architecture), ("zone", zone)];
+    let labels = labels
         .into_iter()
-        .chain(own)
+        .chain(variant_label)
         .chain(features.filter(|_| has_v3));
-    all.map(|(key, value)| (key.to_owned(), value.to_owned()))
+    labels.map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
 }
 
@@ -248,13 +248,13 @@ fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
     };
     let (a, b) = (on("zone", "In", &["a"]), on("zone", "In", &["b"]));
     let avx = on("feature.node.kubernetes.io/cpu-cpuid.AVX", "Exists", &[]);
-    let required = vec![
+    let choices = vec![
         vec![],
         vec![vec![a.clone()]],
         vec![vec![a.clone()], vec![b.clone()]],
         vec![vec![avx.clone(), b], vec![a, avx]],
     ];
-    let required = prop::sample::select(required);
+    let required = prop::sample::select(choices);
     let preferred = prop::sample::select(vec![0, 7]);
     (required, preferred).prop_map(|(required, weight)| {
         let preferred = required.first().filter(|_| weight > 0);
@@ -354,7 +354,7 @@ proptest! {
             prop_assert!(again.is_empty(), "{:?} {}", again, after);
         }
         let mut without = pod_after.clone();
-        let found = without.spec.affinity.as_mut().map(|own| affinity_change::undo(own, &added)).unwrap_or_default();
+        let found = without.spec.affinity.as_mut().map(|affinity| affinity_change::undo(affinity, &added)).unwrap_or_default();
         prop_assert!(found.is_complete(&added), "{:?} {:?} {}", found, added, after);
         let undo = record::FoundAdditions { affinity: found, ..Default::default() };
         let mut patch = JsonPatch::for_object(&ObjectMeta::default());

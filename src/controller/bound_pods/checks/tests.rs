@@ -93,7 +93,7 @@ fn what_did_not_succeed_is_repeated_after_a_pause() {
 #[test]
 fn what_changed_meanwhile_counts() {
     let (mut checks, now) = (NodeChecks::default(), Instant::now());
-    let other = taint("example.com/arch=arm64:NoSchedule");
+    let other_taint = taint("example.com/arch=arm64:NoSchedule");
     for (uid, change, left) in [
         (
             "1",
@@ -103,7 +103,7 @@ fn what_changed_meanwhile_counts() {
         (
             "2",
             &mut |checks: &mut NodeChecks| {
-                assert!(!checks.take_permission("2", "n", &other, now));
+                assert!(!checks.take_permission("2", "n", &other_taint, now));
             },
             1,
         ),

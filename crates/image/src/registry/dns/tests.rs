@@ -220,6 +220,6 @@ fn services_of_a_namespace_share_a_line() {
         ("a.b.example.com", "example.com"),
         ("registry", "registry"),
     ] {
-        assert_eq!(owner(name), line, "{name}");
+        assert_eq!(queue_key(name), line, "{name}");
     }
 }
