@@ -273,9 +273,9 @@ mod tests {
         assert!(slots.enter(b).is_none(), "three in total");
         drop(held);
         drop(slot_of_b);
-        let slots = slots.slots.lock();
-        assert!(slots.used == 0 && slots.peers.is_empty());
-        drop(slots);
+        let state = slots.slots.lock();
+        assert!(state.used == 0 && state.peers.is_empty());
+        drop(state);
         assert!(slots.enter(a).is_some());
     }
 

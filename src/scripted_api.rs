@@ -387,7 +387,8 @@ fn apply(object: &mut Value, patch: &Value) -> Result<(), json_patch::PatchError
             && operation["value"].is_null()
             && object.pointer(path).is_none();
         if !is_absent {
-            let operation_patch: json_patch::Patch = serde_json::from_value(json!([operation])).unwrap();
+            let operation_patch: json_patch::Patch =
+                serde_json::from_value(json!([operation])).unwrap();
             json_patch::patch(object, &operation_patch)?;
         }
     }

@@ -52,7 +52,10 @@ fn join(mut authorities: Vec<&str>) -> String {
     let now = SystemTime::now();
     authorities.retain(|authority| expires(authority).is_some_and(|at| at > now));
     authorities.truncate(MAX_AUTHORITIES);
-    authorities.iter().flat_map(|authority| [authority, "\n"]).collect()
+    authorities
+        .iter()
+        .flat_map(|authority| [authority, "\n"])
+        .collect()
 }
 
 /// The certificates of a PEM text without the text between them.

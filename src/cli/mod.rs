@@ -283,7 +283,8 @@ impl Cli {
         let is_about_objects = matches!(self.command, Command::Explain(_) | Command::Report(_));
         if given && is_about_objects {
             let own_namespace = std::env::var("ARCHAWARE_NAMESPACE").ok();
-            self.global.namespace_of_objects = std::mem::replace(&mut self.global.namespace, own_namespace);
+            self.global.namespace_of_objects =
+                std::mem::replace(&mut self.global.namespace, own_namespace);
         }
     }
 

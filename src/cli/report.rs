@@ -198,7 +198,7 @@ impl ReportCommand {
         opened
             .inspect_err(|error| {
                 let path = path.display();
-                tracing::warn!(%error, "cannot use the cache {path}: every image is requested_architectures for");
+                tracing::warn!(%error, "cannot use the cache {path}: every image is asked for");
             })
             .ok()
     }

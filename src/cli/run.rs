@@ -209,7 +209,9 @@ fn register_resolver_gauges(metrics: &Metrics, resolver: &Resolver) {
     let shared_resolver = resolver.clone();
     let gauge = [("containerd_up", "1 while containerd answers")];
     metrics.register_gauges(gauge, move || {
-        let up = shared_resolver.containerd_is_up().map(|up| ([], i64::from(up)));
+        let up = shared_resolver
+            .containerd_is_up()
+            .map(|up| ([], i64::from(up)));
         [up.into_iter().collect()]
     });
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);

@@ -36,7 +36,8 @@ pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandSt
     arguments.extend(words);
     let last = arguments.len() - 1;
     let folder = std::env::current_dir().ok();
-    let candidates = clap_complete::engine::complete(&mut command, arguments, last, folder.as_deref());
+    let candidates =
+        clap_complete::engine::complete(&mut command, arguments, last, folder.as_deref());
     let candidates = candidates.context("cannot complete these words")?;
     let visible = candidates.iter().filter(|command| !command.is_hide_set());
     let lines: Vec<String> = visible

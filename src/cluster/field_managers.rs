@@ -56,7 +56,10 @@ impl FieldManagers {
     /// The manager that set the field last, in quotes, for messages. `another tool` if there is no
     /// manager: a tool that only removes the field does not become its manager.
     pub fn last_writer(&self) -> String {
-        let last = self.other_managers.iter().max_by_key(|manager| &manager.time);
+        let last = self
+            .other_managers
+            .iter()
+            .max_by_key(|manager| &manager.time);
         last.map_or("another tool".to_owned(), |manager| {
             format!("{:?}", manager.name)
         })
@@ -220,7 +223,9 @@ mod tests {
                     write.is_by_controller,
                 )
             });
-            let found = found.as_ref().map(|(time, is_by_controller)| (time.as_str(), *is_by_controller));
+            let found = found
+                .as_ref()
+                .map(|(time, is_by_controller)| (time.as_str(), *is_by_controller));
             assert_eq!(found, expected, "{entries}");
         }
     }

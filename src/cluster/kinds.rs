@@ -85,7 +85,8 @@ pub fn known_kinds() -> impl Iterator<Item = ApiResource> {
 /// One of the kinds that run pods in Kubernetes itself.
 pub fn known_kind(kind: &str) -> Option<ApiResource> {
     let mut kinds = KNOWN.iter();
-    kinds.find(|known| known.kind == kind)
+    kinds
+        .find(|known| known.kind == kind)
         .map(KnownKind::resource)
 }
 

@@ -151,7 +151,8 @@ impl Elector {
                         renewed = request_time;
                         pause = RENEW_INTERVAL;
                     }
-                    let until = leads.then(|| request_time + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
+                    let until =
+                        leads.then(|| request_time + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
                     self.until.send_replace(until);
                     self.report_leadership(leads);
                 }

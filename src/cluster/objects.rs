@@ -351,8 +351,8 @@ impl PodSpec {
             let indexes = 0..containers.len();
             indexes.map(move |index| format!("/spec/{list}/{index}"))
         };
-        let paths =
-            pointers("containers", &self.containers).chain(pointers("initContainers", &self.init_containers));
+        let paths = pointers("containers", &self.containers)
+            .chain(pointers("initContainers", &self.init_containers));
         paths.zip(self.containers.iter().chain(&self.init_containers))
     }
 

@@ -335,7 +335,8 @@ mod tests {
         ObjectMeta {
             uid: Some("u".to_owned()),
             annotations: annotations.map(|pairs| {
-                pairs.iter()
+                pairs
+                    .iter()
                     .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
                     .collect()
             }),

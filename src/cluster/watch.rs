@@ -200,7 +200,9 @@ where
             Ok(Event::Delete(object)) => removed(Removed::One(object)),
             Ok(Event::InitDone) => {
                 let objects = known.state();
-                let uids = objects.iter().filter_map(|object| object.meta().uid.clone());
+                let uids = objects
+                    .iter()
+                    .filter_map(|object| object.meta().uid.clone());
                 removed(Removed::Relisted(&uids.collect()));
                 done.send_replace(true);
             }

@@ -195,6 +195,9 @@ mod tests {
         let own_toleration = equal("k8smultiarcher", "arm64Supported");
         assert!(tolerations(multiarcher, "amd64,arm64").contains(&own_toleration));
         assert!(!tolerations(multiarcher, "amd64").contains(&own_toleration));
-        assert_eq!(by_rules(all, &[]).tolerations().collect::<Vec<_>>(), [&own_toleration]);
+        assert_eq!(
+            by_rules(all, &[]).tolerations().collect::<Vec<_>>(),
+            [&own_toleration]
+        );
     }
 }

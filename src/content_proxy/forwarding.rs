@@ -81,7 +81,7 @@ impl Forwarding {
         if request.method != Method::POST || request.uri.query().is_some() {
             return Err("not a gRPC call");
         }
-        let kind = only(&request.headers, &CONTENT_TYPE)?.ok_or("not a gRPC call")?;
+        let kind = only_value(&request.headers, &CONTENT_TYPE)?.ok_or("not a gRPC call")?;
         if !kind.as_bytes().starts_with(b"application/grpc") {
             return Err("not a gRPC call");
         }
@@ -89,7 +89,7 @@ impl Forwarding {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
-        if let Some(timeout) = only(&request.headers, &TIMEOUT)? {
+        if let Some(timeout) = only_value(&request.headers, &TIMEOUT)? {
             headers.insert(TIMEOUT, timeout.clone());
         }
         if path == VERSION {
@@ -99,21 +99,21 @@ impl Forwarding {
             });
         }
         let namespace =
-            only(&request.headers, &NAMESPACE)?.ok_or("the namespace header is missing")?;
-        let is = |name: &String| namespace.as_bytes() == name.as_bytes();
-        let own = self.own.as_ref().is_some_and(is);
-        let read = READ.contains(&path);
-        if !(read || OWN_NAMESPACE_METHODS.contains(&path)) {
+            only_value(&request.headers, &NAMESPACE)?.ok_or("the namespace header is missing")?;
+        let is_namespace = |name: &String| namespace.as_bytes() == name.as_bytes();
+        let is_own = self.own.as_ref().is_some_and(is_namespace);
+        let is_read = READ.contains(&path);
+        if !(is_read || OWN_NAMESPACE_METHODS.contains(&path)) {
             return Err("the method is not allowed");
         }
-        if !own && !self.read.iter().any(is) {
+        if !is_own && !self.read.iter().any(is_namespace) {
             return Err("the namespace is not allowed");
         }
-        if !own && !read {
+        if !is_own && !is_read {
             return Err("the namespace is read-only");
         }
         headers.insert(NAMESPACE, namespace.clone());
-        if let Some(lease) = only(&request.headers, &LEASE)?.filter(|_| own) {
+        if let Some(lease) = only_value(&request.headers, &LEASE)?.filter(|_| is_own) {
             headers.insert(LEASE, lease.clone());
         }
         let size = if path == WRITE {
@@ -127,7 +127,7 @@ impl Forwarding {
 
 /// The only value of a header. containerd uses the first of several, so the checked value must be
 /// the only one.
-fn only<'a>(
+fn only_value<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
 ) -> Result<Option<&'a HeaderValue>, &'static str> {
@@ -231,11 +231,11 @@ mod tests {
             .headers;
         let names: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
         assert_eq!(names, ["content-type", "te", "containerd-namespace"]);
-        let own = [
+        let own_headers = [
             ("containerd-namespace", "archaware"),
             ("containerd-lease", "mine"),
         ];
-        let passed = forwarding().check(&call(WRITE, &own)).unwrap();
+        let passed = forwarding().check(&call(WRITE, &own_headers)).unwrap();
         assert_eq!(
             (&passed.headers[LEASE], passed.size),
             (&"mine".parse::<HeaderValue>().unwrap(), Size::Large)
@@ -244,14 +244,14 @@ mod tests {
 
     #[test]
     fn other_requests_do_not_pass() {
-        let own = ("containerd-namespace", "archaware");
-        assert!(!passes(&format!("{READ_CONTENT}?x"), &[own]));
-        assert!(!passes(&format!("{READ_CONTENT}/"), &[own]));
-        assert!(!passes(&READ_CONTENT.to_lowercase(), &[own]));
-        let mut get = call(READ_CONTENT, &[own]);
+        let own_namespace = ("containerd-namespace", "archaware");
+        assert!(!passes(&format!("{READ_CONTENT}?x"), &[own_namespace]));
+        assert!(!passes(&format!("{READ_CONTENT}/"), &[own_namespace]));
+        assert!(!passes(&READ_CONTENT.to_lowercase(), &[own_namespace]));
+        let mut get = call(READ_CONTENT, &[own_namespace]);
         get.method = Method::GET;
         assert!(forwarding().check(&get).is_err());
-        let mut plain = call(READ_CONTENT, &[own]);
+        let mut plain = call(READ_CONTENT, &[own_namespace]);
         plain
             .headers
             .insert(CONTENT_TYPE, "text/plain".parse().unwrap());
@@ -260,14 +260,14 @@ mod tests {
             own: None,
             ..forwarding()
         };
-        assert!(closed.check(&call(WRITE, &[own])).is_err());
+        assert!(closed.check(&call(WRITE, &[own_namespace])).is_err());
     }
 
     proptest! {
         #[test]
         fn no_path_but_the_known_ones_passes(path in "/[a-zA-Z.]{0,40}/[a-zA-Z]{0,20}", namespace in "[a-z.]{1,12}") {
-            let known = path == VERSION || READ.contains(&&*path) || OWN_NAMESPACE_METHODS.contains(&&*path);
-            prop_assert!(known || !passes(&path, &[("containerd-namespace", &namespace)]));
+            let is_known = path == VERSION || READ.contains(&&*path) || OWN_NAMESPACE_METHODS.contains(&&*path);
+            prop_assert!(is_known || !passes(&path, &[("containerd-namespace", &namespace)]));
         }
     }
 }

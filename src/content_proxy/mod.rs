@@ -159,8 +159,8 @@ async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
 }
 
 /// Creates archaware's namespace, so that clients need no access to the namespaces service.
-async fn make_namespace(containerd: Channel, own: Option<String>) {
-    let Some(name) = own else { return };
+async fn make_namespace(containerd: Channel, own_namespace: Option<String>) {
+    let Some(name) = own_namespace else { return };
     let mut namespaces = NamespacesClient::new(containerd);
     let mut failing = RepeatedError::default();
     loop {
@@ -192,9 +192,9 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
 impl Proxy {
     async fn serve(self: Arc<Self>, stream: UnixStream, stop: CancellationToken) {
         let state = Arc::new(ConnectionState::default());
-        let seen = state.clone();
+        let service_state = state.clone();
         let service = hyper::service::service_fn(move |request| {
-            let answering = seen.begin();
+            let answering = service_state.begin();
             let proxy = self.clone();
             async move {
                 let answer = proxy.answer(request).await;
@@ -238,8 +238,8 @@ impl Proxy {
             Size::Small => None,
             Size::Large => self.large.acquire().await.ok(),
         };
-        let whole = Limited::new(body, passing.size.bytes()).collect();
-        let body: Bytes = match tokio::time::timeout(REQUEST_TIMEOUT, whole).await {
+        let receiving = Limited::new(body, passing.size.bytes()).collect();
+        let body: Bytes = match tokio::time::timeout(REQUEST_TIMEOUT, receiving).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(_)) => {
                 return Err(Status::resource_exhausted(
@@ -270,8 +270,8 @@ impl Proxy {
 
     /// Logs at most one line per second, because a client may repeat its calls.
     fn log_refusal(&self, parts: &request::Parts, status: &Status) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_secs();
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = since_epoch.unwrap_or_default().as_secs();
         if self.last_logged.swap(now, Ordering::Relaxed) == now {
             self.unlogged.fetch_add(1, Ordering::Relaxed);
             return;

@@ -324,7 +324,8 @@ impl MisplacedPods {
             let image = sets.get(container);
             image.is_some() && policy.runs(platform, stated, image) == Some(false)
         };
-        let containers = wrong_architecture::find(pod, proven_cause, |container| lacks(stated, container));
+        let containers =
+            wrong_architecture::find(pod, proven_cause, |container| lacks(stated, container));
         let first = containers.first()?.container.clone();
         let architectures = sets.get(&first).cloned();
         let architecture = node.architecture.as_str();
@@ -419,7 +420,10 @@ impl MisplacedPods {
     fn has_waiting_sibling(&self, pod: &Pod) -> bool {
         let owner = |pod: &Pod| pod.controller().map(|owner| owner.uid.clone());
         let pod_owner = owner(pod);
-        self.pods.state().iter().any(|other| owner(other) == pod_owner)
+        self.pods
+            .state()
+            .iter()
+            .any(|other| owner(other) == pod_owner)
     }
 
     /// Evicts the pod if everything allows that; `None` if this process does not lead.

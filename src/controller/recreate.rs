@@ -261,7 +261,10 @@ mod tests {
         let (mut trials, start) = (Trials::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(trials.begin("a", false, start));
-        assert!(!trials.begin("b", false, start), "all namespaces shared");
+        assert!(
+            !trials.begin("b", false, start),
+            "all namespaces share the pauses"
+        );
         // A forged request seems to show that the webhook is asked.
         assert!(trials.begin("a", true, start) && trials.begin("b", true, start));
         assert!(!trials.begin("a", true, after(9)) && trials.begin("a", true, after(10)));

@@ -32,13 +32,16 @@ impl<'a> AuthorPod<'a> {
         let (spec, found) = if recorded.is_empty() {
             (Cow::Borrowed(spec), FoundAdditions::default())
         } else {
-            let (spec, found) = without(spec.clone(), annotations, &recorded);
+            let (spec, found) = without_additions(spec.clone(), annotations, &recorded);
             (Cow::Owned(spec), found)
         };
-        let own = [annotation::DECISION, annotation::ADDED];
-        let annotations = if own.iter().any(|name| annotations.contains_key(*name)) {
+        let decision_annotations = [annotation::DECISION, annotation::ADDED];
+        let annotations = if decision_annotations
+            .iter()
+            .any(|name| annotations.contains_key(*name))
+        {
             let mut annotations = annotations.clone();
-            annotations.retain(|name, _| !own.contains(&name.as_str()));
+            annotations.retain(|name, _| !decision_annotations.contains(&name.as_str()));
             Cow::Owned(annotations)
         } else {
             Cow::Borrowed(annotations)
@@ -52,7 +55,7 @@ impl<'a> AuthorPod<'a> {
     }
 }
 
-fn without(
+fn without_additions(
     mut spec: PodSpec,
     annotations: &Annotations,
     recorded: &PodChange,

@@ -241,7 +241,7 @@ impl Evaluation {
 
     /// The images with their architectures, for example `a (amd64, arm64), b (s390x)`.
     pub fn list_images(&self) -> String {
-        let one = |image: &EvaluatedImage| {
+        let describe_image = |image: &EvaluatedImage| {
             let architectures = match &image.architectures {
                 None => "any".to_owned(),
                 Some(set) if set.is_empty() => image.other_platforms(),
@@ -249,7 +249,11 @@ impl Evaluation {
             };
             format!("{} ({architectures})", image.name)
         };
-        self.images.iter().map(one).collect::<Vec<_>>().join(", ")
+        self.images
+            .iter()
+            .map(describe_image)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -260,7 +264,7 @@ impl EvaluatedImage {
         let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
         match platforms.as_slice() {
             [] => "none for this OS".to_owned(),
-            all => format!("only {}, none for this OS", all.join(", ")),
+            names => format!("only {}, none for this OS", names.join(", ")),
         }
     }
 }

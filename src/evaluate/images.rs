@@ -26,9 +26,9 @@ pub(crate) const MAX_CONCURRENT_IMAGES: usize = 16;
 impl Evaluator {
     /// Decides again by the images that are read, after demands have changed the pod.
     pub(super) fn decide_by_images(&self, pod: &mut Evaluating<'_>) {
-        let Some(read) = &pod.read else { return };
+        let Some(read_images) = &pod.read else { return };
         let images = &pod.evaluation.images;
-        let verdict = self.verdict(images, &read.failed, pod.emulation.as_ref());
+        let verdict = self.verdict(images, &read_images.failed, pod.emulation.as_ref());
         pod.decide(verdict);
     }
 
@@ -38,8 +38,8 @@ impl Evaluator {
         let (spec, namespace) = (subject.spec, subject.namespace);
         let credentials = self.pull_secrets.for_pod(namespace, spec, is_template);
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
-        let each = self.resolve_each(spec, namespace, &credentials, deadline);
-        let (images, failed) = each.await;
+        let resolving = self.resolve_each(spec, namespace, &credentials, deadline);
+        let (images, failed) = resolving.await;
         ResolvedImages {
             images,
             failed,
@@ -56,8 +56,8 @@ impl Evaluator {
         deadline: tokio::time::Instant,
     ) -> (Vec<EvaluatedImage>, Vec<(String, ImageError)>) {
         let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
-        let all = spec.images().into_iter().take(MAX_IMAGES);
-        let resolved = join_all(all.map(|(image, policy)| async move {
+        let pod_images = spec.images().into_iter().take(MAX_IMAGES);
+        let resolved = join_all(pod_images.map(|(image, policy)| async move {
             let _slot = slots.acquire().await;
             let request = ResolveRequest {
                 image,
@@ -170,8 +170,8 @@ pub fn lacking<'a>(
 /// Whether all images with platforms exist for Windows, and none of them for Linux.
 fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) -> bool {
     let is_for = |os: &Os| {
-        let named = images.clone().filter_map(|image| image.architectures(os));
-        named.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
+        let sets = images.clone().filter_map(|image| image.architectures(os));
+        sets.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
     };
     is_for(&Os::linux()) == [false].into() && is_for(&Os::windows()) == [true].into()
 }
@@ -214,11 +214,9 @@ mod tests {
         ] {
             let os = os.map(|name| json!({"name": name}));
             let spec: PodSpec = serde_json::from_value(json!({"os": os})).unwrap();
-            let found = limiting(&policy, &spec, images.iter());
-            let found = found
-                .iter()
-                .map(|set| set.as_ref().map(|set| set.join(",")));
-            let found: Vec<Option<String>> = found.collect();
+            let sets = limiting(&policy, &spec, images.iter());
+            let names = sets.iter().map(|set| set.as_ref().map(|set| set.join(",")));
+            let found: Vec<Option<String>> = names.collect();
             let expected: Vec<Option<String>> = expected
                 .into_iter()
                 .map(|set| set.map(str::to_owned))

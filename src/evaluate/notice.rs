@@ -101,7 +101,7 @@ mod tests {
         let policy = PlacementPolicy::from(&Config::default());
         let mut evaluation = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
         assert_eq!(evaluation.notices(&policy).len(), 1);
-        let told = evaluation.explain_overruled(&"amd64".parse().unwrap());
+        let overruled = evaluation.explain_overruled(&"amd64".parse().unwrap());
         evaluation.raised = vec![
             Notice::InvalidAnnotation(InvalidAnnotation {
                 name: annotation::MODE,
@@ -112,7 +112,7 @@ mod tests {
                 why: "no image fits".to_owned(),
                 fits_no_node: true,
             },
-            Notice::AuthorOverrules(told),
+            Notice::AuthorOverrules(overruled),
             Notice::RuleLeftOut(LeftOutRule {
                 name: "gpu".to_owned(),
                 contradicts: Contradicted::RuntimeClass,
@@ -124,13 +124,13 @@ mod tests {
         }]
         .into();
         let notices = evaluation.notices(&policy);
-        let told = notices.iter().map(|notice| {
+        let reasons = notices.iter().map(|notice| {
             let sentence = notice.to_string();
             assert!(!sentence.is_empty());
             (notice.reason().as_str(), notice.is_on_namespace())
         });
         assert_eq!(
-            told.collect::<Vec<_>>(),
+            reasons.collect::<Vec<_>>(),
             [
                 ("InvalidAnnotation", true),
                 ("ImageNotSelected", false),

@@ -121,8 +121,8 @@ impl PullSecrets {
             return false;
         }
         match self.0.account(namespace, account_of(spec)).await {
-            Ok(found) => {
-                let secrets = found.iter().cloned();
+            Ok(secret_names) => {
+                let secrets = secret_names.iter().cloned();
                 let secrets = secrets.map(|name| LocalObjectReference { name });
                 spec.image_pull_secrets = secrets.collect();
                 false
@@ -136,22 +136,22 @@ impl PullSecrets {
     /// plugin has added them already.
     pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
         let unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>> = Arc::default();
-        let named = names(&spec.image_pull_secrets);
-        let account = (is_template && named.is_empty()).then(|| account_of(spec));
+        let pod_secrets = names(&spec.image_pull_secrets);
+        let account = (is_template && pod_secrets.is_empty()).then(|| account_of(spec));
         let (inner, namespace, skipped) = (self.0.clone(), namespace.to_owned(), unusable.clone());
         let keys = async move {
             let names = match account {
                 Some(account) => {
-                    let found = inner.account(&namespace, account).await;
-                    found.map_or_else(|_| Vec::new(), |names| names.to_vec())
+                    let account_secrets = inner.account(&namespace, account).await;
+                    account_secrets.map_or_else(|_| Vec::new(), |names| names.to_vec())
                 }
-                None => named,
+                None => pod_secrets,
             };
             let mut keyrings = Vec::new();
             let (mut entries, mut patterns) = (0, 0);
             for name in names {
-                let read = inner.secret(&namespace, name.clone()).await;
-                let fits = read.and_then(|keyring| {
+                let result = inner.secret(&namespace, name.clone()).await;
+                let fits = result.and_then(|keyring| {
                     let size = keyring.size();
                     (entries, patterns) = (entries + size.0, patterns + size.1);
                     if entries > MAX_ENTRIES || patterns > MAX_PATTERNS {
@@ -201,7 +201,7 @@ impl PullSecretsInner {
     async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Keyring> {
         let source = CredentialSource::PullSecret(name.as_str().into());
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
-        let read = |name: NamespacedName| async move {
+        let read_secret = |name: NamespacedName| async move {
             let secret: Secret = get(&api, &name).await?;
             let data = secret.data.unwrap_or_default();
             if data
@@ -221,19 +221,19 @@ impl PullSecretsInner {
             .map(|keyring| Arc::new(keyring.from_source(&source)))
             .map_err(|error| error.to_string().into())
         };
-        self.secrets.read(name, read).await
+        self.secrets.read(name, read_secret).await
     }
 
     /// The names of a ServiceAccount's pull secrets.
     async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Read<Vec<String>> {
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
-        let read = |name: NamespacedName| async move {
+        let read_account = |name: NamespacedName| async move {
             let account: ServiceAccount = get(&api, &name).await?;
             Ok(Arc::new(names(
                 &account.image_pull_secrets.unwrap_or_default(),
             )))
         };
-        self.accounts.read(name, read).await
+        self.accounts.read(name, read_account).await
     }
 }
 
@@ -245,19 +245,23 @@ impl<T: Send + Sync + 'static> ReadObjects<T> {
         }
     }
 
-    /// Returns the cached object or reads it with `read`.
-    async fn read<F>(&self, name: NamespacedName, read: impl FnOnce(NamespacedName) -> F) -> Read<T>
+    /// Returns the cached object or reads it with `read_object`.
+    async fn read<F>(
+        &self,
+        name: NamespacedName,
+        read_object: impl FnOnce(NamespacedName) -> F,
+    ) -> Read<T>
     where
         F: Future<Output = Read<T>> + Send + 'static,
     {
-        if let Some(held) = self.known.get(&name) {
-            return held;
+        if let Some(cached) = self.known.get(&name) {
+            return cached;
         }
         // Expired entries are removed at each cache miss, because they may contain secrets.
         self.known.remove_expired();
         let answer = self
             .flights
-            .run(name.clone(), || read(name.clone()).boxed());
+            .run(name.clone(), || read_object(name.clone()).boxed());
         let answer = answer.await;
         let life = if answer.is_ok() {
             USABLE_TTL

@@ -35,8 +35,10 @@ pub struct Template<'a> {
 /// Whether a recorded toleration can still be archaware's: it has a key of archaware's
 /// configuration, and no author has taken it over, by `kubectl apply` or by server-side apply.
 fn is_ours(set: &DaemonSet, keys: &ConfiguredKeys, toleration: &serde_json::Value) -> bool {
-    let taken = set.applied_tolerations.contains(toleration);
-    keys.can_own_toleration(toleration) && !taken && set.managers.appliers().next().is_none()
+    let is_taken_over = set.applied_tolerations.contains(toleration);
+    keys.can_own_toleration(toleration)
+        && !is_taken_over
+        && set.managers.appliers().next().is_none()
 }
 
 impl<'a> Template<'a> {
@@ -73,8 +75,8 @@ impl<'a> Template<'a> {
     pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
         let names_architecture = |toleration: &&serde_json::Value| {
             let value = toleration.get("value").and_then(serde_json::Value::as_str);
-            let named = value.and_then(|value| value.parse::<Architecture>().ok());
-            named.is_some_and(|named| named.is_known())
+            let architecture = value.and_then(|value| value.parse::<Architecture>().ok());
+            architecture.is_some_and(|architecture| architecture.is_known())
         };
         let mut recorded = self.record.tolerations.iter().filter(names_architecture);
         recorded.any(|toleration| {
@@ -132,8 +134,11 @@ impl<'a> Template<'a> {
 
     /// The tolerations that archaware owns.
     pub fn owned_tolerations(&self) -> Vec<serde_json::Value> {
-        let all = self.tolerations();
-        let owned = self.owned.iter().filter_map(|index| all.get(*index));
+        let tolerations = self.tolerations();
+        let owned = self
+            .owned
+            .iter()
+            .filter_map(|index| tolerations.get(*index));
         owned.cloned().collect()
     }
 

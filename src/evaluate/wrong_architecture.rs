@@ -41,8 +41,8 @@ impl WrongArchitectureCause {
         if message.contains(EXEC_FORMAT_ERROR) {
             return Some(Self::ExecFormatError);
         }
-        let mut known = NO_MATCHING_PLATFORM.iter();
-        known
+        let mut known_texts = NO_MATCHING_PLATFORM.iter();
+        known_texts
             .any(|text| message.contains(text))
             .then_some(Self::NoMatchingPlatform)
     }
@@ -77,7 +77,7 @@ pub fn find(
     lacks: impl Fn(&str) -> bool,
 ) -> Vec<WrongArchitecture> {
     let failing = pod.status.containers().filter(|status| is_failing(status));
-    let found = failing.filter_map(|status| {
+    let containers = failing.filter_map(|status| {
         let name = status.name.as_str();
         let event_cause = event_cause.filter(|(container, _)| *container == name);
         let lacking = || {
@@ -93,7 +93,7 @@ pub fn find(
             cause,
         })
     });
-    found.collect()
+    containers.collect()
 }
 
 /// Whether another architecture can be the reason for a container's failure, so that it is worth
@@ -147,7 +147,7 @@ fn failed_at_once(ended: &StateDetail) -> bool {
             && ended
                 .started_at
                 .as_ref()
-                .is_some_and(|at| at.0.as_second() > 0)
+                .is_some_and(|start| start.0.as_second() > 0)
     });
     !is_stopped && !has_run
 }
@@ -155,8 +155,8 @@ fn failed_at_once(ended: &StateDetail) -> bool {
 /// The image of a container in the pod's spec.
 fn image_of<'a>(pod: &'a Pod, container: &str) -> &'a str {
     let spec = &pod.spec;
-    let mut all = spec.containers.iter().chain(&spec.init_containers);
-    let found = all.find(|status| status.name == container);
+    let mut containers = spec.containers.iter().chain(&spec.init_containers);
+    let found = containers.find(|candidate| candidate.name == container);
     found
         .and_then(|container| container.image.as_deref())
         .unwrap_or_default()
@@ -343,12 +343,12 @@ mod tests {
         let pod = pod(&ended(1, 0, &json!({})));
         let event_cause =
             |container| find(&pod, Some((container, Cause::ExecFormatError)), |_| false);
-        let found = [WrongArchitecture {
+        let expected = [WrongArchitecture {
             container: "c".to_owned(),
             image: "app:1".to_owned(),
             cause: Cause::ExecFormatError,
         }];
-        assert_eq!(event_cause("c"), found);
+        assert_eq!(event_cause("c"), expected);
         assert_eq!(event_cause("d"), []);
     }
 

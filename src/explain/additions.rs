@@ -60,15 +60,18 @@ impl Additions {
         let required = change.affinity.require.as_ref();
         let required = required.map(Require::alternatives).unwrap_or_default();
         let required = required.iter().map(|term| {
-            let all = term.match_expressions.iter();
-            all.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            let expressions = term.match_expressions.iter();
+            expressions
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
         });
         let preferred = change.affinity.preferred_terms().map(|term| {
-            let all = term.preference.match_expressions.iter();
-            let all: Vec<_> = all.map(ToString::to_string).collect();
-            format!("{} (weight {})", all.join(", "), term.weight)
+            let expressions = term.preference.match_expressions.iter();
+            let texts: Vec<_> = expressions.map(ToString::to_string).collect();
+            format!("{} (weight {})", texts.join(", "), term.weight)
         });
-        let own = Self {
+        let additions = Self {
             tolerations: change.tolerations.iter().map(toleration).collect(),
             required: required.collect(),
             preferred: preferred.collect(),
@@ -76,7 +79,7 @@ impl Additions {
             runtime_class: change.runtime_class.clone(),
             ..Self::default()
         };
-        (own != Self::default()).then_some(own)
+        (additions != Self::default()).then_some(additions)
     }
 
     /// The additions that a pod's annotation records; `None` without a record.
@@ -89,26 +92,26 @@ impl Additions {
         if added.is_none() && decision.is_none() && !gate {
             return None;
         }
-        let mut by = Vec::new();
-        let at = pod.patched_at();
+        let mut authors = Vec::new();
+        let patched_at = pod.patched_at();
         // Changes of the controller have a field manager of their own.
         let has_decision_of_webhook = decision.is_some() && !pod.is_decided_by_controller();
         if has_decision_of_webhook || gate {
-            by.push(Author {
+            authors.push(Author {
                 part: "webhook",
                 time: text(pod.pod.metadata.creation_timestamp.as_ref()),
             });
         }
-        if let Some(at) = at {
-            by.push(Author {
+        if let Some(patched_at) = patched_at {
+            authors.push(Author {
                 part: "controller",
-                time: text(Some(&at)),
+                time: text(Some(&patched_at)),
             });
         }
         Some(Self {
             decision,
             gate,
-            by,
+            by: authors,
             ..added.unwrap_or_default()
         })
     }
@@ -116,7 +119,7 @@ impl Additions {
     /// The additions to the template of a DaemonSet; `None` without additions.
     pub(super) fn of_template(template: &Template<'_>) -> Option<Self> {
         let owned = template.owned_tolerations();
-        let own = Self {
+        let additions = Self {
             tolerations: owned.iter().map(toleration).collect(),
             by: vec![match template.set.managers.recorded() {
                 Some(record) => Author {
@@ -135,13 +138,13 @@ impl Additions {
             by_failure_policy: template.is_decided_by_policy(),
             ..Self::default()
         };
-        (!owned.is_empty()).then_some(own)
+        (!owned.is_empty()).then_some(additions)
     }
 
     /// Its parts for people, one per line.
     pub fn lines(&self) -> Vec<String> {
-        let list = |what: &str, all: &[String], between: &str| {
-            (!all.is_empty()).then(|| format!("{what} {}", all.join(between)))
+        let list = |what: &str, entries: &[String], between: &str| {
+            (!entries.is_empty()).then(|| format!("{what} {}", entries.join(between)))
         };
         let class = self.runtime_class.as_ref();
         let class = class.map(|class| format!("runtime class {class}"));

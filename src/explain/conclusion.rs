@@ -97,9 +97,9 @@ fn counts<'a>(groups: impl Iterator<Item = &'a NodeGroup>) -> BTreeMap<&'a str, 
 
 /// For example `3 amd64 nodes and 1 arm64 node`.
 fn say_counts<'a>(groups: impl Iterator<Item = &'a NodeGroup>) -> String {
-    let each = counts(groups).into_iter().map(|(name, count)| {
+    let texts = counts(groups).into_iter().map(|(name, count)| {
         let nodes = if count == 1 { "node" } else { "nodes" };
         format!("{count} {name} {nodes}")
     });
-    each.collect::<Vec<_>>().join(" and ")
+    texts.collect::<Vec<_>>().join(" and ")
 }

@@ -57,9 +57,9 @@ pub struct ExplainedError {
 
 pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
     let containers = containers(facts);
-    let of = |name: &str| containers.get(name).cloned().unwrap_or_default();
+    let containers_of = |name: &str| containers.get(name).cloned().unwrap_or_default();
     let resolved = facts.images.iter().map(|image| ExplainedImage {
-        containers: of(&image.name),
+        containers: containers_of(&image.name),
         ..ExplainedImage::resolved(image)
     });
     let waits = matches!(facts.evaluation.verdict, Verdict::Unresolved { .. });
@@ -67,13 +67,13 @@ pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
     let failed = facts.failed.iter().map(|(name, error)| {
         let tried = facts.tried.get(name).map(Vec::as_slice);
         ExplainedImage {
-            containers: of(name),
+            containers: containers_of(name),
             ..ExplainedImage::failed(name, error, tried.unwrap_or_default(), is_retried)
         }
     });
-    let mut all: Vec<_> = resolved.chain(failed).collect();
-    all.sort_by(|a, b| a.image.cmp(&b.image));
-    all
+    let mut explained_images: Vec<_> = resolved.chain(failed).collect();
+    explained_images.sort_by(|a, b| a.image.cmp(&b.image));
+    explained_images
 }
 
 /// The names of containers by their image. Selected images replace the images of the pod.
@@ -83,18 +83,21 @@ fn containers(facts: &Facts<'_>) -> BTreeMap<String, Vec<String>> {
         changes.find(|change| change.container == container)
     };
     let spec = facts.subject.spec;
-    let all = [
+    let container_lists = [
         &spec.init_containers,
         &spec.containers,
         &spec.ephemeral_containers,
     ];
-    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for container in all.into_iter().flatten() {
-        let own = container.image.clone().unwrap_or_default();
-        let image = replaced(&container.name).map_or(own, |change| change.to.clone());
-        found.entry(image).or_default().push(container.name.clone());
+    let mut by_image: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for container in container_lists.into_iter().flatten() {
+        let pod_image = container.image.clone().unwrap_or_default();
+        let image = replaced(&container.name).map_or(pod_image, |change| change.to.clone());
+        by_image
+            .entry(image)
+            .or_default()
+            .push(container.name.clone());
     }
-    found
+    by_image
 }
 
 impl ExplainedImage {
@@ -169,7 +172,7 @@ fn next_try(error: &ImageError) -> String {
 
 /// For example `app:1.4 is for amd64 only`.
 pub(super) fn say_lacking(images: &[&EvaluatedImage]) -> Option<String> {
-    let only = |image: &EvaluatedImage| {
+    let limits_of = |image: &EvaluatedImage| {
         let set = image.architectures.as_ref();
         let set = set.filter(|set| !set.is_empty());
         let set = set.map(|set| format!("for {} only", set.join(", ")));
@@ -177,13 +180,13 @@ pub(super) fn say_lacking(images: &[&EvaluatedImage]) -> Option<String> {
     };
     match images {
         [] => None,
-        [one] => Some(format!("{} is {}", one.name, only(one))),
-        [one, rest @ ..] => {
+        [image] => Some(format!("{} is {}", image.name, limits_of(image))),
+        [image, rest @ ..] => {
             let more = match rest {
-                [other] => format!(", {} is {}", other.name, only(other)),
+                [other] => format!(", {} is {}", other.name, limits_of(other)),
                 rest => format!(", and {} more images", rest.len()),
             };
-            Some(format!("{} is {}{more}", one.name, only(one)))
+            Some(format!("{} is {}{more}", image.name, limits_of(image)))
         }
     }
 }

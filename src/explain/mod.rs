@@ -103,7 +103,7 @@ impl<'a> Facts<'a> {
         let sets = self.counting_images().iter();
         let sets = sets.filter_map(|image| image.architectures.as_ref());
         let sets = sets.map(|set| self.policy.widen_with_emulation(set, None));
-        sets.reduce(|shared, own| shared.and(&own))
+        sets.reduce(|shared, set| shared.and(&set))
     }
 }
 

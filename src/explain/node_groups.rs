@@ -78,7 +78,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
         architectures: consequence.runs_on.as_ref(),
         added: &added,
     };
-    let (variants, own) = (&facts.policy.variants, &facts.policy.taint);
+    let (variants, own_taint) = (&facts.policy.variants, &facts.policy.taint);
     let mut groups: BTreeMap<Key, (usize, Vec<String>, Option<NodeVariant>)> = BTreeMap::new();
     let nodes = facts.nodes?.iter();
     for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none()) {
@@ -95,7 +95,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             view.architecture.to_owned(),
             variant.map(NodeVariant::name),
             taints(node),
-            landing::landing(&pod, &landing_node, own),
+            landing::landing(&pod, &landing_node, own_taint),
         );
         let (count, examples, of_group) = groups.entry(key).or_default();
         *count += 1;
@@ -135,14 +135,14 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             },
         }
     };
-    let mut all: Vec<NodeGroup> = groups.into_iter().map(describe).collect();
-    all.sort_by_key(|group| (!group.can_take_it(), std::cmp::Reverse(group.count)));
-    Some(all)
+    let mut described_groups: Vec<NodeGroup> = groups.into_iter().map(describe).collect();
+    described_groups.sort_by_key(|group| (!group.can_take_it(), std::cmp::Reverse(group.count)));
+    Some(described_groups)
 }
 
 fn taints(node: &Node) -> Vec<String> {
-    let all = node.view().taints.iter();
-    let hard = all.filter(|taint| is_hard(taint));
+    let node_taints = node.view().taints.iter();
+    let hard = node_taints.filter(|taint| is_hard(taint));
     let mut hard: Vec<String> = hard.map(landing::describe_taint).collect();
     hard.sort();
     hard
@@ -151,19 +151,19 @@ fn taints(node: &Node) -> Vec<String> {
 /// The pod's tolerations, plus the additions of archaware and of the DaemonSet controller.
 fn tolerations(facts: &Facts<'_>, consequence: &Consequence) -> Vec<Value> {
     let spec = facts.subject.spec;
-    let mut all = spec.tolerations.clone().unwrap_or_default();
+    let mut tolerations = spec.tolerations.clone().unwrap_or_default();
     if facts.is_installed != Some(false) {
-        all.extend(consequence.change.tolerations.iter().cloned());
+        tolerations.extend(consequence.change.tolerations.iter().cloned());
     }
     if facts.subject.stage == Stage::Template {
-        let own = DAEMON_TOLERATIONS.iter();
-        all.extend(
-            own.map(
+        let daemon_keys = DAEMON_TOLERATIONS.iter();
+        tolerations.extend(
+            daemon_keys.map(
                 |key| json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists"}),
             ),
         );
     }
-    all
+    tolerations
 }
 
 /// Taints that the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations`

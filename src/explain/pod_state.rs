@@ -150,12 +150,12 @@ impl ExistingPod {
     /// The scheduler's answer for a pod without a node.
     pub(super) fn scheduler(&self) -> Option<SchedulerCondition> {
         let mut conditions = self.status.conditions.iter();
-        let found = conditions
+        let condition = conditions
             .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
         Some(SchedulerCondition {
-            reason: found.reason.clone().unwrap_or_default(),
-            message: found.message.clone().unwrap_or_default(),
-            since: text(found.last_transition_time.as_ref()),
+            reason: condition.reason.clone().unwrap_or_default(),
+            message: condition.message.clone().unwrap_or_default(),
+            since: text(condition.last_transition_time.as_ref()),
         })
     }
 
@@ -227,8 +227,8 @@ fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
     let detail = waiting.or(ended)?.clone();
     // The reason of the last failure explains more than the state of the restart.
     let last = status.last_state.terminated.as_ref();
-    let last = last.filter(failed).filter(|_| !status.ready);
-    let message = last.and_then(|last| last.message.clone());
+    let last_failure = last.filter(failed).filter(|_| !status.ready);
+    let message = last_failure.and_then(|failure| failure.message.clone());
     let exit = detail.exit_code.map(|code| format!("exit code {code}"));
     Some(ContainerProblem {
         name: status.name.clone(),

@@ -28,19 +28,19 @@ fn node(name: &str, architecture: &str, change: &Value) -> Node {
 
 /// Two amd64 nodes and an arm64 node.
 fn nodes() -> Vec<Node> {
-    let none = json!({});
+    let no_change = json!({});
     vec![
-        node("a", "amd64", &none),
-        node("b", "amd64", &none),
-        node("c", "arm64", &none),
+        node("a", "amd64", &no_change),
+        node("b", "amd64", &no_change),
+        node("c", "arm64", &no_change),
     ]
 }
 
 fn tolerating(architectures: &[&str]) -> Value {
-    let all = architectures.iter().map(|name| {
+    let tolerations = architectures.iter().map(|name| {
         json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": name, "effect": "NoSchedule"})
     });
-    json!({"tolerations": all.collect::<Vec<_>>()})
+    json!({"tolerations": tolerations.collect::<Vec<_>>()})
 }
 
 fn unschedulable(message: &str) -> Value {
@@ -110,11 +110,13 @@ impl Case {
             images: self.images.clone(),
             ..Evaluation::new(self.verdict.clone())
         };
-        let told = self
+        let overruled = self
             .overruled
             .as_ref()
             .map(|set| evaluation.explain_overruled(set));
-        evaluation.raised.extend(told.map(Notice::AuthorOverrules));
+        evaluation
+            .raised
+            .extend(overruled.map(Notice::AuthorOverrules));
         let subject = plan::pod::subject(&pod.pod);
         explain(&Facts {
             kind: "Pod",
@@ -402,7 +404,7 @@ fn what_is_stated_and_what_is_not_known() {
 #[test]
 fn pods_that_nothing_keeps_away_from_wrong_nodes() {
     let everything = || json!({"tolerations": [{"operator": "Exists"}]});
-    let any = |spec: Value| Case {
+    let unlimited_case = |spec: Value| Case {
         spec,
         images: vec![image("app:1", "amd64")],
         ..Case::of(Vec::new(), Decision::TolerateAll)
@@ -412,7 +414,7 @@ fn pods_that_nothing_keeps_away_from_wrong_nodes() {
     check([
         (
             "it tolerates everything",
-            any(everything()),
+            unlimited_case(everything()),
             "It can run on 2 amd64 nodes; the scheduler has not placed it yet.",
             &["Nothing keeps it away from 1 arm64 node, where it dies with \"exec format error\"."],
         ),
@@ -421,13 +423,13 @@ fn pods_that_nothing_keeps_away_from_wrong_nodes() {
             Case {
                 exists: false,
                 verdict: Verdict::Skip,
-                ..any(everything())
+                ..unlimited_case(everything())
             },
             "A pod of it can run on 2 amd64 nodes: app:1 is for amd64 only.",
             &["Nothing keeps it away from 1 arm64 node, where it dies with \"exec format error\"."],
         ),
     ]);
-    let explained = any(everything()).explain();
+    let explained = unlimited_case(everything()).explain();
     assert_eq!(
         (explained.verdict, explained.architectures),
         ("any", Some(vec!["amd64".to_owned()]))
@@ -517,12 +519,12 @@ fn what_the_architecture_has_nothing_to_do_with() {
 #[test]
 fn thousands_of_nodes_are_a_few_groups() {
     let dedicated = json!({"spec": {"taints": [{"key": "dedicated", "effect": "NoExecute"}]}});
-    let mut all: Vec<Node> = (0..5000)
+    let mut many_nodes: Vec<Node> = (0..5000)
         .map(|n| node(&format!("node-{n}"), ["amd64", "arm64"][n % 2], &json!({})))
         .collect();
-    all.push(node("gpu", "amd64", &dedicated));
+    many_nodes.push(node("gpu", "amd64", &dedicated));
     let case = Case {
-        nodes: Some(all),
+        nodes: Some(many_nodes),
         ..Case::on("amd64")
     };
     let groups = case.explain().nodes.unwrap();
@@ -567,18 +569,18 @@ fn who_added_what_and_when() {
             "annotations": {"archaware.dev/decision": "amd64", "archaware.dev/added": added},
         }});
         let pod = ExistingPod::read(pod).unwrap();
-        let found = Additions::recorded(&pod).unwrap();
-        let by: Vec<_> = found
+        let additions = Additions::recorded(&pod).unwrap();
+        let authors: Vec<_> = additions
             .by
             .iter()
-            .map(|one| (one.part, one.time.as_deref().unwrap()))
+            .map(|author| (author.part, author.time.as_deref().unwrap()))
             .collect();
-        assert_eq!(by, expected);
+        assert_eq!(authors, expected);
         let lines = [
             "tolerations kubernetes.io/arch=amd64:NoSchedule",
             "required node affinity kubernetes.io/arch in (amd64)",
         ];
-        assert_eq!(found.lines(), lines);
+        assert_eq!(additions.lines(), lines);
     }
     let untouched = ExistingPod::read(json!({"metadata": {"name": "p"}})).unwrap();
     assert_eq!(Additions::recorded(&untouched), None);

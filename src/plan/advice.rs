@@ -101,7 +101,8 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
         let spec = &pod.spec;
         let mut constraints = spec.topology_spread_constraints.iter();
         constraints.any(|constraint| {
-            constraint.when_unsatisfiable == "DoNotSchedule" && constraint.node_taints_policy != "Honor"
+            constraint.when_unsatisfiable == "DoNotSchedule"
+                && constraint.node_taints_policy != "Honor"
         }) && !spec.author_nodes().names_architecture()
     });
     let names: BTreeSet<String> = spread.map(full_name).collect();
@@ -185,7 +186,10 @@ mod tests {
     fn pools_for_one_architecture_each_are_open_together() {
         let requirement =
             |name: &str| json!([{"key": "kubernetes.io/arch", "operator": "In", "values": [name]}]);
-        let (amd, arm) = (pool(requirement("amd64"), json!([])), pool(requirement("arm64"), json!([])));
+        let (amd, arm) = (
+            pool(requirement("amd64"), json!([])),
+            pool(requirement("arm64"), json!([])),
+        );
         assert_eq!(
             advice(&config(""), &[amd.clone(), arm.clone()], [], []).len(),
             1

@@ -126,7 +126,10 @@ pub(crate) fn plan(
         write.gate_removal = release;
         if by_policy && !is_none {
             let locality = evaluation.demands.find(&Source::ImageLocality);
-            write.report_failure_policy(&decision, locality.and_then(|demand| demand.note.as_deref()));
+            write.report_failure_policy(
+                &decision,
+                locality.and_then(|demand| demand.note.as_deref()),
+            );
         }
         plan.patch = Some(write);
     }

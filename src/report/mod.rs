@@ -258,7 +258,10 @@ impl KnownWorkload {
                     let Some(image_architectures) = architectures else {
                         continue;
                     };
-                    shared = Some(shared.map_or_else(|| image_architectures.clone(), |shared| shared.and(image_architectures)));
+                    shared = Some(shared.map_or_else(
+                        || image_architectures.clone(),
+                        |shared| shared.and(image_architectures),
+                    ));
                 }
             }
         }
@@ -302,7 +305,10 @@ pub fn report(
                     .architectures()
                     .as_ref()
                     .map(Architectures::to_strings),
-                answers: asked_architectures.iter().map(|architecture| workload.answer(architecture)).collect(),
+                answers: asked_architectures
+                    .iter()
+                    .map(|architecture| workload.answer(architecture))
+                    .collect(),
                 runs_on: workload.runs_on.clone(),
                 misplaced: workload.misplaced.clone(),
             })

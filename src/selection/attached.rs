@@ -58,7 +58,7 @@ impl DemandSource for AttachedDocumentSource {
         pod.read.as_ref()?;
         let selecting = Selecting {
             evaluator,
-            own: &self.0.0,
+            parts: &self.0.0,
         };
         if is_emulated || !selecting.reads_attached(pod.subject()) {
             return None;
@@ -95,14 +95,14 @@ impl Selecting<'_> {
         architectures: Option<Architectures>,
     ) -> (Option<Demand>, Vec<ImageAlternatives>) {
         let nothing = (None, Vec::new());
-        let Some(read) = &evaluating.read else {
+        let Some(read_images) = &evaluating.read else {
             return nothing;
         };
         let (subject, evaluation) = (evaluating.subject(), &evaluating.evaluation);
         let rules: Demands = evaluation.demands.of_rules().cloned().collect();
         let pod = &Pod {
             subject,
-            credentials: &read.credentials,
+            credentials: &read_images.credentials,
             deadline: self.latest(subject.stage, evaluating.deadline),
             limit: architectures,
             required: rules.required(),
@@ -110,8 +110,8 @@ impl Selecting<'_> {
         };
         // A container with a selected image has preferences of its own.
         let is_selected = |image: &str| {
-            let mut all = evaluation.demands.images();
-            all.any(|change| change.to == image)
+            let mut changes = evaluation.demands.images();
+            changes.any(|change| change.to == image)
         };
         let images = evaluation.images.iter().map(|image| image.name.as_str());
         let images = images.filter(|image| !is_selected(image));
@@ -119,19 +119,19 @@ impl Selecting<'_> {
         let reads = images.map(|image| async move {
             let _slot = slots.acquire().await;
             let resolver = &self.evaluator.resolver;
-            let read = resolver.attached_by(&COMPATIBILITY, pod.request(image), pod.deadline);
-            (image, read.await)
+            let reading = resolver.attached_by(&COMPATIBILITY, pod.request(image), pod.deadline);
+            (image, reading.await)
         });
-        let read = join_all(reads).await;
-        let place = self.own.pods.enter(subject.namespace);
+        let contents = join_all(reads).await;
+        let place = self.parts.pods.enter(subject.namespace);
         let Ok(_place) = timeout_at(pod.deadline, place).await else {
             return nothing;
         };
         let mut documents = Vec::new();
         let mut memory = 0;
-        for (image, content) in read {
+        for (image, content) in contents {
             let parsed = match content {
-                Ok(content) => self.own.documents.parse(content).await,
+                Ok(content) => self.parts.documents.parse(content).await,
                 Err(error) => Err(error),
             };
             match parsed {
@@ -148,18 +148,24 @@ impl Selecting<'_> {
         if documents.is_empty() {
             return nothing;
         }
-        let all: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
-        let Ok(alike) = self.landing(pod, &all).await else {
+        let all_documents: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
+        let Ok(alike) = self.landing(pod, &all_documents).await else {
             return nothing;
         };
         let groups = pod.groups(&alike);
         let mut terms = Vec::new();
         let mut candidates = Vec::new();
         for (image, document) in &documents {
-            let kept = self.evaluator.explains.then_some(&mut candidates);
+            let explained_candidates = self.evaluator.explains.then_some(&mut candidates);
             match self.fits(pod, document, &alike, &groups).await {
                 Ok(fits) => {
-                    terms.extend(self.preferred(pod, image, document, (&groups, &fits), kept));
+                    terms.extend(self.preferred(
+                        pod,
+                        image,
+                        document,
+                        (&groups, &fits),
+                        explained_candidates,
+                    ));
                 }
                 Err(why) => tracing::debug!(image, %why, "the attached document does not count"),
             }
@@ -191,7 +197,7 @@ impl Selecting<'_> {
         image: &str,
         document: &CompatibilityDocument,
         (groups, fits): (&[NodeGroup<'_>], &Fits),
-        kept: Option<&mut Vec<ImageAlternatives>>,
+        explained_candidates: Option<&mut Vec<ImageAlternatives>>,
     ) -> Vec<WeightedTerm> {
         let runs = |_: &_, group: &NodeGroup<'_>| {
             if self.can_run(pod, None, group) {
@@ -202,16 +208,20 @@ impl Selecting<'_> {
         };
         let choice = Choice::choose(document, groups, fits, &runs).ok();
         let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
-        if let Some(kept) = kept {
+        if let Some(explained_candidates) = explained_candidates {
             let mut candidates = Candidate::list(document, choice.as_ref(), groups, fits, &runs);
             for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
-                let mut all = terms.iter();
-                select_nothing(candidate, all.any(|(one, _)| std::ptr::eq(*one, entry)));
+                let mut preferences = terms.iter();
+                select_nothing(
+                    candidate,
+                    preferences.any(|(preferred, _)| std::ptr::eq(*preferred, entry)),
+                );
             }
             let containers = pod.subject.spec.selectable();
-            let containers = containers.filter(|(_, one)| one.image.as_deref() == Some(image));
-            kept.extend(containers.map(|(_, one)| ImageAlternatives {
-                container: one.name.clone(),
+            let containers =
+                containers.filter(|(_, container)| container.image.as_deref() == Some(image));
+            explained_candidates.extend(containers.map(|(_, container)| ImageAlternatives {
+                container: container.name.clone(),
                 document: image.to_owned(),
                 selects_image: false,
                 nodes: count(groups),

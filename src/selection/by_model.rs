@@ -22,26 +22,26 @@ impl Selecting<'_> {
     pub(super) async fn predict<'a>(
         &self,
         pod: &Pod<'_>,
-        one: &ImageSelection,
+        selection: &ImageSelection,
         document: &CompatibilityDocument,
         groups: &[NodeGroup<'a>],
     ) -> Result<(Chosen<'a>, Vec<Candidate>), Unselected> {
         let because = |why: String| {
             Unselected::Because(SelectionProblem::Model {
-                container: one.container.clone(),
-                document: one.document.clone(),
+                container: selection.container.clone(),
+                document: selection.document.clone(),
                 why,
             })
         };
         let mut models = document.models.iter();
-        let model = match &one.model {
+        let model = match &selection.model {
             Some(name) => models.find(|model| model.tag == *name),
             None => models.next().filter(|_| document.models.len() == 1),
         };
         let model = model.ok_or_else(|| {
             because("name one of its models in the annotation …/model".to_owned())
         })?;
-        let predictor = self.own.predictor.as_ref();
+        let predictor = self.parts.predictor.as_ref();
         let predictor =
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
         // The groups also have labels that the pod or other documents name: the server does not get
@@ -54,11 +54,13 @@ impl Selecting<'_> {
                 .collect()
         };
         let features = groups.iter().map(labels).collect();
-        let asked = timeout_at(
+        let prediction = timeout_at(
             pod.deadline,
             predictor.ask(pod.subject.namespace, model, features),
         );
-        let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
+        let answer = prediction
+            .await
+            .unwrap_or_else(|_| Err("it is too late".into()));
         let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
         let image = model.images.get(&answer.architecture);
         let image = image.ok_or_else(|| {
@@ -72,11 +74,11 @@ impl Selecting<'_> {
             let value = group.facts.labels.get(&answer.label);
             value == Some(&answer.value) && self.can_run(pod, set.as_ref(), group)
         };
-        let (all, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
-        let groups: Vec<_> = all.iter().filter(fits).copied().collect();
+        let (all_groups, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
+        let groups: Vec<_> = all_groups.iter().filter(fits).copied().collect();
         // archaware does not change affinity terms that name nodes (`matchFields`), so the model
         // must have chosen all named nodes.
-        if names_fields && groups.len() < all.len() {
+        if names_fields && groups.len() < all_groups.len() {
             return Err(because(format!(
                 "selection.predictor chose {image}, which is not for all nodes that the pod names (matchFields)"
             )));

@@ -30,7 +30,7 @@ impl Selecting<'_> {
         reference: &str,
         document: &'d CompatibilityDocument,
         (groups, fits): (&[NodeGroup<'d>], &Fits),
-        kept: Option<&mut Vec<Candidate>>,
+        explained_candidates: Option<&mut Vec<Candidate>>,
     ) -> Result<Result<Choice<'d>, Vec<PassedOver>>, Unselected> {
         let names_fields = pod.subject.spec.author_nodes().names_fields();
         let fit = |image: Option<&KnownImage>, entry: &Compatibility, group: &NodeGroup<'_>| {
@@ -48,14 +48,14 @@ impl Selecting<'_> {
             }
         };
         // Reads images up to the first entry that can be chosen.
-        let mut known: BTreeMap<String, KnownImage> = BTreeMap::new();
+        let mut known_images: BTreeMap<String, KnownImage> = BTreeMap::new();
         for entry in document.candidates() {
             let fitting = || groups.iter().filter(|group| fits.fits(entry, group));
             if fitting().next().is_none() {
                 continue;
             }
             let name = image_of(document, entry, reference);
-            if !known.contains_key(&name) {
+            if !known_images.contains_key(&name) {
                 let architectures = self.runs_on(pod, &name).await?;
                 let can_run = |group| self.can_run(pod, architectures.as_ref(), group);
                 let runs_on_all = groups.iter().all(can_run);
@@ -63,9 +63,9 @@ impl Selecting<'_> {
                     architectures,
                     runs_on_all,
                 };
-                known.insert(name.clone(), image);
+                known_images.insert(name.clone(), image);
             }
-            let image = known.get(&name);
+            let image = known_images.get(&name);
             if fitting().any(|group| fit(image, entry, group) == ImageFit::Runs) {
                 break;
             }
@@ -73,7 +73,7 @@ impl Selecting<'_> {
         // Indexed by entry, because the image is looked up for each pair of an entry and a group.
         let entries = document.entries.iter();
         let of_entries: Vec<Option<&KnownImage>> = entries
-            .map(|entry| known.get(&image_of(document, entry, reference)))
+            .map(|entry| known_images.get(&image_of(document, entry, reference)))
             .collect();
         let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
             fit(of_entries.get(entry.index).copied().flatten(), entry, group)
@@ -84,8 +84,9 @@ impl Selecting<'_> {
             // Unreachable: the loop above read every image that this choice needs.
             Err(NoChoice::Unknown(_)) => Err(Vec::new()),
         };
-        if let Some(kept) = kept {
-            *kept = Candidate::list(document, choice.as_ref().ok(), groups, fits, &runs);
+        if let Some(explained_candidates) = explained_candidates {
+            *explained_candidates =
+                Candidate::list(document, choice.as_ref().ok(), groups, fits, &runs);
         }
         Ok(choice)
     }
@@ -103,7 +104,7 @@ pub(super) fn image_of(
         (RuleKeys::Features, None) => reference.to_owned(),
         (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(
             |_| reference.to_owned(),
-            |found| format!("{}@{digest}", found.name()),
+            |image| format!("{}@{digest}", image.name()),
         ),
     }
 }

@@ -21,18 +21,18 @@ impl Selecting<'_> {
     pub(super) async fn choose_image<'a>(
         &self,
         pod: &Pod<'_>,
-        one: &ImageSelection,
+        selection: &ImageSelection,
         document: &Arc<CompatibilityDocument>,
         (alike, groups): (&Arc<[AlikeNodes]>, &[NodeGroup<'a>]),
         explained_candidates: Option<&mut Vec<ImageAlternatives>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
-            match self.predict(pod, one, document, groups).await {
+            match self.predict(pod, selection, document, groups).await {
                 Ok((chosen, candidates)) => {
                     if let Some(explained_candidates) = explained_candidates {
                         explained_candidates.push(ImageAlternatives {
-                            container: one.container.clone(),
-                            document: one.document.clone(),
+                            container: selection.container.clone(),
+                            document: selection.document.clone(),
                             selects_image: true,
                             nodes: count(groups),
                             candidates: candidates.iter().map(alternative).collect(),
@@ -49,23 +49,29 @@ impl Selecting<'_> {
         let fits = self.fits(pod, document, alike, groups).await;
         let fits = fits.map_err(|why| match why {
             NotEvaluated::TooMuch(why) => Unselected::Because(SelectionProblem::TooLarge {
-                container: one.container.clone(),
-                document: one.document.clone(),
+                container: selection.container.clone(),
+                document: selection.document.clone(),
                 why: why.to_string(),
             }),
             NotEvaluated::Late | NotEvaluated::Stopping => {
-                let error = ImageError::unanswered(&one.document, why.to_string(), None);
-                Unselected::Failed(one.document.clone(), Box::new(error))
+                let error = ImageError::unanswered(&selection.document, why.to_string(), None);
+                Unselected::Failed(selection.document.clone(), Box::new(error))
             }
         })?;
         let mut candidates = Vec::new();
         let of_document = explained_candidates.as_ref().map(|_| &mut candidates);
-        let choice = self.choose(pod, &one.document, document, (groups, &fits), of_document);
+        let choice = self.choose(
+            pod,
+            &selection.document,
+            document,
+            (groups, &fits),
+            of_document,
+        );
         let choice = choice.await?;
         if let Some(explained_candidates) = explained_candidates {
             explained_candidates.push(ImageAlternatives {
-                container: one.container.clone(),
-                document: one.document.clone(),
+                container: selection.container.clone(),
+                document: selection.document.clone(),
                 selects_image: true,
                 nodes,
                 candidates: candidates.iter().map(alternative).collect(),
@@ -73,17 +79,17 @@ impl Selecting<'_> {
         }
         let choice = choice.map_err(|passed_over| {
             Unselected::Because(SelectionProblem::NoMatch(NoMatch {
-                container: one.container.clone(),
-                document: one.document.clone(),
+                container: selection.container.clone(),
+                document: selection.document.clone(),
                 nodes,
                 more: document.entries.len() - passed_over.len(),
                 passed_over,
             }))
         })?;
-        let image = image_of(document, choice.best.entry, &one.document);
+        let image = image_of(document, choice.best.entry, &selection.document);
         let nodes = choice.nodes().ok_or_else(|| {
             Unselected::Because(SelectionProblem::NotSelectable {
-                container: one.container.clone(),
+                container: selection.container.clone(),
                 image: image.clone(),
             })
         })?;

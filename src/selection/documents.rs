@@ -119,14 +119,14 @@ pub fn parse(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageEr
     if !content.platforms.is_empty() {
         let mut documents = Vec::new();
         for (platform, attached) in &content.platforms {
-            let own = attached.as_deref().map(of_layers).transpose()?;
-            documents.push((platform, own));
+            let document = attached.as_deref().map(of_layers).transpose()?;
+            documents.push((platform, document));
         }
         let documents = documents
             .iter()
-            .map(|(platform, own)| (*platform, own.as_ref()));
-        let whole = CompatibilityDocument::of_platforms(documents);
-        return whole.map_err(|error| unusable(format!("artifact {}", content.digest), error));
+            .map(|(platform, document)| (*platform, document.as_ref()));
+        let document = CompatibilityDocument::of_platforms(documents);
+        return document.map_err(|error| unusable(format!("artifact {}", content.digest), error));
     }
     let mut document = of_layers(content)?;
     document.subject.clone_from(&content.subject);
@@ -137,8 +137,8 @@ fn of_layers(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageEr
     let mut document = CompatibilityDocument::without_rules();
     for layer in &content.layers {
         if let Some(format) = of_media_type(&layer.media_type) {
-            let read = format.read(&layer.bytes, &mut document);
-            read.map_err(|error| unusable(name_of(layer), error))?;
+            let result = format.read(&layer.bytes, &mut document);
+            result.map_err(|error| unusable(name_of(layer), error))?;
         }
     }
     Ok(document)
@@ -197,19 +197,19 @@ mod tests {
         let documents = Documents::default();
         let platform = |name: &str| Platform::new("linux", name, "").unwrap();
         let attached = Some(Arc::new(artifact(FeatureRules::MEDIA_TYPES[0], 3)));
-        let index = |all: Vec<(Platform, Option<Arc<ArtifactContent>>)>| ArtifactContent {
-            platforms: all,
+        let index = |platforms: Vec<(Platform, Option<Arc<ArtifactContent>>)>| ArtifactContent {
+            platforms,
             ..ArtifactContent::default()
         };
-        let about = ArtifactContent {
+        let with_subject = ArtifactContent {
             subject: Some("sha256:1".to_owned()),
             ..artifact(FeatureRules::MEDIA_TYPES[0], 1)
         };
-        let all = [
+        let artifacts = [
             artifact(FeatureRules::MEDIA_TYPES[0], 1),
             artifact(LabelRules::MEDIA_TYPE, 1),
             artifact(FeatureRules::MEDIA_TYPES[0], 2),
-            about,
+            with_subject,
             index(vec![(platform("amd64"), attached.clone())]),
             index(vec![(platform("arm64"), attached.clone())]),
             index(vec![
@@ -217,7 +217,7 @@ mod tests {
                 (platform("arm64"), attached),
             ]),
         ];
-        for content in &all {
+        for content in &artifacts {
             let expected = parse(content).unwrap();
             // The second time from the cache.
             for _ in 0..2 {
@@ -225,7 +225,7 @@ mod tests {
                 assert_eq!(format!("{found:?}"), format!("{expected:?}"));
             }
         }
-        assert_eq!(documents.0.len(), all.len());
+        assert_eq!(documents.0.len(), artifacts.len());
         let broken = Arc::new(ArtifactContent {
             layers: vec![ArtifactLayer {
                 bytes: Bytes::from_static(b"["),

@@ -59,13 +59,13 @@ impl RequestedFeatures {
     fn ask(&mut self, tenant: &str, features: &BTreeSet<String>, now: Instant) -> bool {
         let mut is_new = false;
         for feature in features {
-            if let Some(known) = self.0.get_mut(feature) {
-                known.last = now;
+            if let Some(requested) = self.0.get_mut(feature) {
+                requested.last = now;
                 continue;
             }
             if self.0.len() >= MAX_FEATURES || self.count_of(tenant) >= MAX_PER_TENANT {
                 self.0
-                    .retain(|_, known| now.saturating_duration_since(known.last) < IDLE);
+                    .retain(|_, requested| now.saturating_duration_since(requested.last) < IDLE);
             }
             if self.0.len() < MAX_FEATURES && self.count_of(tenant) < MAX_PER_TENANT {
                 let new = RequestedFeature {
@@ -81,7 +81,7 @@ impl RequestedFeatures {
 
     fn count_of(&self, tenant: &str) -> usize {
         let requested = self.0.values();
-        requested.filter(|known| known.tenant == tenant).count()
+        requested.filter(|feature| feature.tenant == tenant).count()
     }
 
     fn names(&self) -> BTreeSet<String> {
@@ -108,14 +108,14 @@ struct FeaturesOfNode {
 impl NodeFeatureIndex {
     /// Requests features for a tenant, and waits until they are read, or cannot be read.
     pub(super) async fn wait_for(&self, tenant: &str, features: &BTreeSet<String>) {
-        let mut read = self.read.subscribe();
+        let mut read_features = self.read.subscribe();
         let now = Instant::now();
         self.wanted
             .send_if_modified(|wanted| wanted.ask(tenant, features, now));
         let mut wanted = self.wanted.borrow().names();
         wanted.retain(|feature| features.contains(feature));
         // `self` holds the sender, so this cannot fail.
-        let _ = read.wait_for(|read| wanted.is_subset(read)).await;
+        let _ = read_features.wait_for(|read| wanted.is_subset(read)).await;
     }
 
     /// The features of a node; `None` without an object for it.
@@ -205,9 +205,9 @@ impl Known {
         // Older versions of NFD name the object after its node.
         let node = object.labels().get(NODE_NAME).cloned();
         let node = node.unwrap_or_else(|| object.name_any());
-        let own = self.intern(object.spec.features.only(features));
+        let object_features = self.intern(object.spec.features.only(features));
         let of_node = self.nodes.entry(node.clone()).or_default();
-        of_node.objects.insert(name.clone(), own);
+        of_node.objects.insert(name.clone(), object_features);
         self.objects.insert(name, node.clone());
         self.merge(&node);
     }
@@ -232,8 +232,8 @@ impl Known {
             return;
         };
         let mut merged = NodeFeatures::default();
-        for own in of_node.objects.values() {
-            merged.merge(own);
+        for object_features in of_node.objects.values() {
+            merged.merge(object_features);
         }
         let merged = self.intern(merged);
         if let Some(of_node) = self.nodes.get_mut(node) {
@@ -307,10 +307,10 @@ mod tests {
         );
         // Features of further `NodeFeature` objects for the same node are merged with the features
         // of the node's own object.
-        let own = json!({"attributes": {"local.label": {"elements": {"rack": "7"}}}});
-        apply(Event::Apply(object("more", Some("b"), &own)));
+        let local_label = json!({"attributes": {"local.label": {"elements": {"rack": "7"}}}});
+        apply(Event::Apply(object("more", Some("b"), &local_label)));
         assert_ne!(index.get("b").unwrap(), b);
-        apply(Event::Delete(object("more", Some("b"), &own)));
+        apply(Event::Delete(object("more", Some("b"), &local_label)));
         assert!(Arc::ptr_eq(&index.get("b").unwrap(), &a));
         // An object may become another node's.
         apply(Event::Apply(object("b", Some("c"), &cpu(&["SVE"]))));
@@ -368,8 +368,8 @@ mod tests {
         let vendor = "{feature: pci.device, matchExpressions: {vendor: {op: In, value: 10de}}}";
         assert_eq!(sizes(vendor), (vec![100], 100));
         // A rule about the names of all elements reads them all.
-        let any = "{feature: kernel.loadedmodule, matchName: {op: In, value: own-7}}";
-        assert_eq!(sizes(any), (vec![1; 100], 1));
+        let module_name = "{feature: kernel.loadedmodule, matchName: {op: In, value: own-7}}";
+        assert_eq!(sizes(module_name), (vec![1; 100], 1));
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Selecting<'_> {
         if work.is_small() {
             return Ok(Fits::new(document, groups.iter().copied()));
         }
-        let place = self.own.computations.enter(pod.subject.namespace);
+        let place = self.parts.computations.enter(pod.subject.namespace);
         let place = timeout_at(pod.deadline, place).await;
         let place = place.map_err(|_| NotEvaluated::Late)?;
         let (document, alike) = (document.clone(), alike.clone());

@@ -103,20 +103,20 @@ impl GroupedNodes {
 
     /// The nodes in groups, cached for [`TTL`]. While one caller renews them, other callers get
     /// the older groups.
-    pub(super) fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
+    pub(super) fn groups(&self, criteria: GroupBy<'_>) -> Arc<[AlikeNodes]> {
         let now = Instant::now();
-        let key = (by.labels.clone(), by.features.clone());
-        if let Some(known) = self.groupings.lock().get_mut(&key) {
-            let age = now.saturating_duration_since(known.made);
+        let key = (criteria.labels.clone(), criteria.features.clone());
+        if let Some(grouping) = self.groupings.lock().get_mut(&key) {
+            let age = now.saturating_duration_since(grouping.made);
             if age < TTL {
-                return known.groups.clone();
+                return grouping.groups.clone();
             }
             if age < 2 * TTL {
                 // One caller renews the groups; other callers use the existing groups.
-                known.made = now;
+                grouping.made = now;
             }
         }
-        let groups: Arc<[AlikeNodes]> = by.group(self, |_| true).into();
+        let groups: Arc<[AlikeNodes]> = criteria.group(self, |_| true).into();
         if groups.len() > MAX_GROUPS {
             return groups;
         }
@@ -124,24 +124,24 @@ impl GroupedNodes {
             made: now,
             groups: groups.clone(),
         };
-        let mut known = self.groupings.lock();
-        if known.len() >= MAX_GROUPINGS && !known.contains_key(&key) {
-            let oldest = known.iter().min_by_key(|(_, grouping)| grouping.made);
+        let mut groupings = self.groupings.lock();
+        if groupings.len() >= MAX_GROUPINGS && !groupings.contains_key(&key) {
+            let oldest = groupings.iter().min_by_key(|(_, grouping)| grouping.made);
             if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-                known.remove(&oldest);
+                groupings.remove(&oldest);
             }
         }
-        known.insert(key, grouping);
+        groupings.insert(key, grouping);
         groups
     }
 
     /// Groups only the nodes that `is_included` accepts.
     pub(super) fn groups_of(
         &self,
-        by: GroupBy<'_>,
+        criteria: GroupBy<'_>,
         is_included: impl Fn(&Node) -> bool,
     ) -> Arc<[AlikeNodes]> {
-        by.group(self, is_included).into()
+        criteria.group(self, is_included).into()
     }
 }
 
@@ -169,16 +169,16 @@ impl<'a> ReadFeatures<'a> {
         if self.keys.is_empty() {
             return None;
         }
-        let whole = index.get(node.metadata.name.as_deref()?)?;
-        if let Some((_, part)) = self.parts.get(&Arc::as_ptr(&whole)) {
+        let full_features = index.get(node.metadata.name.as_deref()?)?;
+        if let Some((_, part)) = self.parts.get(&Arc::as_ptr(&full_features)) {
             return Some(part.clone());
         }
-        let part = Arc::new(whole.read_by(|feature| self.keys.elements(feature)));
-        let known = self.interned.get(&part).cloned();
-        let part = known.unwrap_or(part);
+        let part = Arc::new(full_features.read_by(|feature| self.keys.elements(feature)));
+        let interned_part = self.interned.get(&part).cloned();
+        let part = interned_part.unwrap_or(part);
         self.interned.insert(part.clone());
         self.parts
-            .insert(Arc::as_ptr(&whole), (whole, part.clone()));
+            .insert(Arc::as_ptr(&full_features), (full_features, part.clone()));
         Some(part)
     }
 }
@@ -194,14 +194,14 @@ impl GroupBy<'_> {
             Option<*const NodeFeatures>,
         );
         let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();
-        let mut read = ReadFeatures::new(self.features);
-        let all = cluster.nodes.all();
-        let nodes = all.iter().map(Arc::as_ref);
+        let mut read_features = ReadFeatures::new(self.features);
+        let cluster_nodes = cluster.nodes.all();
+        let nodes = cluster_nodes.iter().map(Arc::as_ref);
         for node in
             nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_included(node))
         {
             let view = node.view();
-            let features = read.of_node(&cluster.features, node);
+            let features = read_features.of_node(&cluster.features, node);
             let mut taints: Vec<_> = view.taints.iter().collect();
             taints.retain(|taint| !self.own_taint.is_of(taint));
             let key = (
@@ -245,8 +245,9 @@ impl GroupBy<'_> {
                 .map(|(key, value)| (key.as_str(), value.as_str()))
                 .collect();
         }
-        let all = labels.iter().filter(|(key, _)| self.labels.contains(key));
-        all.map(|(key, value)| (key.as_str(), value.as_str()))
+        let compared_labels = labels.iter().filter(|(key, _)| self.labels.contains(key));
+        compared_labels
+            .map(|(key, value)| (key.as_str(), value.as_str()))
             .collect()
     }
 }

@@ -59,7 +59,7 @@ impl DemandSource for ImageSelectionSource {
         let ask = async move {
             let selecting = Selecting {
                 evaluator,
-                own: &self.0.0,
+                parts: &self.0.0,
             };
             let selected = selecting.select_images(pod).await;
             if let Some(spec) = selected.spec {
@@ -105,8 +105,8 @@ impl Selecting<'_> {
             return selected;
         }
         if subject.stage != Stage::Template && subject.affinity_access() == AffinityAccess::Closed {
-            let late = requested.into_iter().map(|selection| selection.container);
-            selected.problems = late.map(SelectionProblem::Created).collect();
+            let containers = requested.into_iter().map(|selection| selection.container);
+            selected.problems = containers.map(SelectionProblem::Created).collect();
             return selected;
         }
         // An image that is still to be selected does not limit the pod.
@@ -125,10 +125,10 @@ impl Selecting<'_> {
             Handling::Mode(Mode::Any | Mode::Ignore) => None,
             Handling::Architectures(set) => Some(set.clone()),
             Handling::Mode(Mode::Inspect) => {
-                let each =
+                let resolving =
                     self.evaluator
                         .resolve_images(&spec, subject.namespace, &credentials, deadline);
-                let (images, failed) = each.await;
+                let (images, failed) = resolving.await;
                 match self.evaluator.verdict(&images, &failed, None) {
                     // The other images already leave no architecture, so a selection cannot help.
                     Verdict::Decided(Decision::NoCommonArchitecture) => return selected,
@@ -158,17 +158,18 @@ impl Selecting<'_> {
         };
         self.select(&pod, &requested, &mut selected).await;
         // If a container keeps its image, this image limits the pod again.
-        let stays = requested.iter().filter(|one| {
+        let failed_selections = requested.iter().filter(|selection| {
             let mut problems = selected.problems.iter();
-            problems.any(|problem| problem.container() == Some(&one.container))
+            problems.any(|problem| problem.container() == Some(&selection.container))
         });
         let original = |name: &str| {
-            let mut all = subject.spec.selectable();
-            let (_, container) = all.find(|(_, container)| container.name == name)?;
+            let mut containers = subject.spec.selectable();
+            let (_, container) = containers.find(|(_, container)| container.name == name)?;
             container.image.as_deref()
         };
         spec.set_images(
-            stays.map(|selection| (selection.container.as_str(), original(&selection.container))),
+            failed_selections
+                .map(|selection| (selection.container.as_str(), original(&selection.container))),
         );
         let chosen = selected.images.iter();
         spec.set_images(chosen.map(|change| (change.container.as_str(), Some(change.to.as_str()))));
@@ -184,48 +185,51 @@ impl Selecting<'_> {
         requested: &[ImageSelection],
         selected: &mut SelectedImages,
     ) {
-        let place = self.own.pods.enter(pod.subject.namespace);
+        let place = self.parts.pods.enter(pod.subject.namespace);
         let Ok(_place) = timeout_at(pod.deadline, place).await else {
             let why = "images are being selected for too many other pods of this namespace";
-            selected.failed.extend(requested.iter().map(|one| {
-                let error = ImageError::unanswered(&one.document, why, None);
-                (one.document.clone(), error)
+            selected.failed.extend(requested.iter().map(|selection| {
+                let error = ImageError::unanswered(&selection.document, why, None);
+                (selection.document.clone(), error)
             }));
             return;
         };
         let mut documents = Vec::new();
         let mut memory = 0;
-        for one in requested {
-            match self.compatibility(pod, &one.document).await {
+        for selection in requested {
+            match self.compatibility(pod, &selection.document).await {
                 Ok(document) if memory + document.memory > MAX_MEMORY => {
                     selected.problems.push(SelectionProblem::TooLarge {
-                        container: one.container.clone(),
-                        document: one.document.clone(),
+                        container: selection.container.clone(),
+                        document: selection.document.clone(),
                         why: "the documents of the pod take too much memory together".to_owned(),
                     });
                 }
                 Ok(document) => {
                     memory += document.memory;
-                    documents.push((one, document));
+                    documents.push((selection, document));
                 }
-                Err(error) => selected.failed.push((one.document.clone(), error)),
+                Err(error) => selected.failed.push((selection.document.clone(), error)),
             }
         }
-        let all: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
-        let Ok(alike) = self.landing(pod, &all).await else {
+        let all_documents: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
+        let Ok(alike) = self.landing(pod, &all_documents).await else {
             let why = "the nodes of the cluster, or their NodeFeature objects, are not listed yet";
-            let late = documents.iter().map(|(one, _)| {
-                let error = ImageError::unanswered(&one.document, why, None);
-                (one.document.clone(), error)
+            let failures = documents.iter().map(|(selection, _)| {
+                let error = ImageError::unanswered(&selection.document, why, None);
+                (selection.document.clone(), error)
             });
-            selected.failed.extend(late);
+            selected.failed.extend(failures);
             return;
         };
         let mut groups = pod.groups(&alike);
-        for (one, document) in &documents {
-            let kept = self.evaluator.explains.then_some(&mut selected.candidates);
+        for (selection, document) in &documents {
+            let explained_candidates = self.evaluator.explains.then_some(&mut selected.candidates);
             let landing = (&alike, groups.as_slice());
-            let chosen = match self.choose_image(pod, one, document, landing, kept).await {
+            let chosen = match self
+                .choose_image(pod, selection, document, landing, explained_candidates)
+                .await
+            {
                 Ok(chosen) => chosen,
                 Err(Unselected::Failed(image, error)) => {
                     selected.failed.push((image, *error));
@@ -237,11 +241,11 @@ impl Selecting<'_> {
                 }
             };
             groups.retain(|group| chosen.groups.iter().any(|fit| group.is_same(fit)));
-            let taken = std::mem::take(&mut selected.nodes);
-            selected.nodes = taken.and_on(chosen.nodes, &groups);
+            let earlier_nodes = std::mem::take(&mut selected.nodes);
+            selected.nodes = earlier_nodes.and_on(chosen.nodes, &groups);
             selected.images.push(ImageChange {
-                container: one.container.clone(),
-                from: pod.image_of(&one.container),
+                container: selection.container.clone(),
+                from: pod.image_of(&selection.container),
                 to: chosen.image,
             });
         }
@@ -254,19 +258,28 @@ impl Selecting<'_> {
 fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelection> {
     let containers = subject.spec.selectable();
     let containers: Vec<(&str, &str)> = containers
-        .map(|(_, one)| (one.name.as_str(), one.image.as_deref().unwrap_or_default()))
+        .map(|(_, container)| {
+            (
+                container.name.as_str(),
+                container.image.as_deref().unwrap_or_default(),
+            )
+        })
         .collect();
     // A container for which an image was selected before is left out, whatever its image is now.
-    let done = match subject.stage {
+    let recorded_changes = match subject.stage {
         Stage::Pod => record::read(subject.annotations).images,
         Stage::Template | Stage::Creation => Vec::new(),
     };
     let requested = compatibility::requested(subject.annotations, subject.labels, &containers);
     let mut requested = match requested {
         // The image to replace is gone, because it was replaced before.
-        Err(InvalidSelection::NoTarget(_)) if !done.is_empty() => return Ok(Vec::new()),
+        Err(InvalidSelection::NoTarget(_)) if !recorded_changes.is_empty() => return Ok(Vec::new()),
         other => other?,
     };
-    requested.retain(|selection| !done.iter().any(|own| own.container == selection.container));
+    requested.retain(|selection| {
+        !recorded_changes
+            .iter()
+            .any(|change| change.container == selection.container)
+    });
     Ok(requested)
 }

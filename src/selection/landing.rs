@@ -56,7 +56,7 @@ impl Selecting<'_> {
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let (resolver, request) = (&self.evaluator.resolver, pod.request(document));
         let content = resolver.artifact_by(&COMPATIBILITY, request, pod.deadline);
-        self.own.documents.parse(content.await?).await
+        self.parts.documents.parse(content.await?).await
     }
 
     /// Waits until the nodes are known, and returns them in groups of nodes that are equal for the
@@ -74,14 +74,14 @@ impl Selecting<'_> {
             .iter()
             .flat_map(|document| document.features.names());
         let features: BTreeSet<String> = features.cloned().collect();
-        let known = async {
-            self.own.nodes.nodes.wait_until_known().await;
+        let wait = async {
+            self.parts.nodes.nodes.wait_until_known().await;
             if !features.is_empty() {
                 let tenant = pod.subject.namespace;
-                self.own.nodes.features.wait_for(tenant, &features).await;
+                self.parts.nodes.features.wait_for(tenant, &features).await;
             }
         };
-        timeout_at(pod.deadline, known).await?;
+        timeout_at(pod.deadline, wait).await?;
         Ok(self.group(pod, documents))
     }
 
@@ -97,13 +97,13 @@ impl Selecting<'_> {
         let mut features = FeatureKeys::default();
         for document in documents {
             keys.add(&document.labels);
-            let predictor = self.own.predictor.as_ref();
+            let predictor = self.parts.predictor.as_ref();
             if let Some(predictor) = predictor.filter(|_| !document.models.is_empty()) {
                 keys.add(predictor.labels());
             }
             features.add(&document.features);
         }
-        let by = GroupBy {
+        let criteria = GroupBy {
             labels: &keys,
             features: &features,
             own_taint: &self.evaluator.policy.taint,
@@ -111,12 +111,12 @@ impl Selecting<'_> {
         };
         if author.names_fields() {
             // The author selects nodes by name, as pods of DaemonSets do.
-            return self.own.nodes.groups_of(by, |node| {
+            return self.parts.nodes.groups_of(criteria, |node| {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 author.selects(node.view().labels, name)
             });
         }
-        self.own.nodes.groups(by)
+        self.parts.nodes.groups(criteria)
     }
 
     /// The node architectures that run an image; `None` if the image does not limit its pod.
@@ -179,21 +179,22 @@ impl Pod<'_> {
     fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_nodes();
-        let own = spec.tolerations.as_deref().unwrap_or_default();
+        let pod_tolerations = spec.tolerations.as_deref().unwrap_or_default();
         let demanded_tolerations = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
         // A selection by name was applied to each node before.
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self.required.selects(&nodes.labels)
-            && !taints
-                .any(|taint| keeps_away(taint, own) && keeps_away(taint, demanded_tolerations()))
+            && !taints.any(|taint| {
+                keeps_away(taint, pod_tolerations) && keeps_away(taint, demanded_tolerations())
+            })
     }
 
     pub(super) fn image_of(&self, container: &str) -> String {
-        let mut all = self.subject.spec.selectable();
-        let found = all.find(|(_, one)| one.name == container);
+        let mut containers = self.subject.spec.selectable();
+        let found = containers.find(|(_, candidate)| candidate.name == container);
         found
-            .and_then(|(_, one)| one.image.clone())
+            .and_then(|(_, candidate)| candidate.image.clone())
             .unwrap_or_default()
     }
 }

@@ -75,5 +75,5 @@ impl ImageSelector {
 /// A selector during one evaluation.
 struct Selecting<'a> {
     evaluator: &'a Evaluator,
-    own: &'a Parts,
+    parts: &'a Parts,
 }

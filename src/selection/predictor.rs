@@ -137,12 +137,12 @@ impl Predictor {
         for pattern in &config.labels {
             let pattern = String::from(pattern.clone());
             let is_prefix = pattern.ends_with('/');
-            let all = if is_prefix {
+            let patterns = if is_prefix {
                 &mut labels.prefixes
             } else {
                 &mut labels.keys
             };
-            all.insert(pattern);
+            patterns.insert(pattern);
         }
         Ok(Some(Self(Arc::new(Inner {
             url,
@@ -234,11 +234,11 @@ fn authorities(file: &Path) -> Result<Vec<reqwest::Certificate>, PredictorError>
         source,
     };
     let pem = std::fs::read(file).map_err(unreadable)?;
-    let all = reqwest::Certificate::from_pem_bundle(&pem).unwrap_or_default();
-    if all.is_empty() {
+    let certificates = reqwest::Certificate::from_pem_bundle(&pem).unwrap_or_default();
+    if certificates.is_empty() {
         return Err(PredictorError::NoCertificate(file.to_owned()));
     }
-    Ok(all)
+    Ok(certificates)
 }
 
 #[cfg(test)]
@@ -272,9 +272,9 @@ mod tests {
             let text = format!(
                 r#"{{"instance-selector": "cpu-model.id", "instance": {instance}, "arch": "amd64"}}"#
             );
-            let read: Option<Prediction> = serde_json::from_str(&text).ok();
+            let prediction: Option<Prediction> = serde_json::from_str(&text).ok();
             assert_eq!(
-                read.map(|read| read.value).as_deref(),
+                prediction.map(|prediction| prediction.value).as_deref(),
                 expected,
                 "{instance}"
             );
@@ -285,8 +285,8 @@ mod tests {
     async fn server(answer: &'static str) -> (String, Arc<parking_lot::Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/predict", listener.local_addr().unwrap());
-        let seen: Arc<parking_lot::Mutex<Vec<String>>> = Arc::default();
-        let asked = seen.clone();
+        let questions: Arc<parking_lot::Mutex<Vec<String>>> = Arc::default();
+        let question_log = questions.clone();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = Vec::new();
@@ -298,14 +298,16 @@ mod tests {
                     };
                     request.extend_from_slice(part.get(..length).unwrap_or_default());
                 }
-                asked.lock().push(String::from_utf8(request).unwrap());
+                question_log
+                    .lock()
+                    .push(String::from_utf8(request).unwrap());
                 let _ = stream.write_all(answer.as_bytes()).await;
                 if answer.is_empty() {
                     tokio::time::sleep(Duration::from_mins(1)).await;
                 }
             }
         });
-        (url, seen)
+        (url, questions)
     }
 
     fn predictor(url: String) -> Predictor {
@@ -340,7 +342,7 @@ mod tests {
             let text = format!(r#"{{"url": "http://localhost/predict", "labels": {labels}}}"#);
             serde_json::from_str::<PredictorConfig>(&text)
         };
-        let told = |labels: &str, key: &str| {
+        let is_sent = |labels: &str, key: &str| {
             let predictor = Predictor::new(&config(labels).unwrap()).unwrap().unwrap();
             predictor.labels().contains(key)
         };
@@ -354,7 +356,7 @@ mod tests {
             ("example.com/tier-2", false, false),
             ("nvidia.com/gpu.product", false, true),
         ] {
-            let found = (told("[]", key), told(labels, key));
+            let found = (is_sent("[]", key), is_sent(labels, key));
             assert_eq!(found, (by_default, configured), "{key}");
         }
         for invalid in ["/", "Example.com/", "a/b/", "-x", ""] {
@@ -364,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_same_question_is_asked_once() {
-        let (url, seen) = server(ANSWER).await;
+        let (url, questions) = server(ANSWER).await;
         let (predictor, model) = (predictor(url), model());
         let (a, b) = (labels("a"), labels("b"));
         let count = AtomicUsize::new(0);
@@ -377,14 +379,14 @@ mod tests {
             value: "m7g".to_owned(),
             architecture: "arm64".to_owned(),
         };
-        let both = futures::join!(
+        let answers = futures::join!(
             ask(vec![a.clone(), b.clone()]),
             ask(vec![b.clone(), a.clone(), a.clone()])
         );
-        assert_eq!(both, (Ok(expected.clone()), Ok(expected.clone())));
+        assert_eq!(answers, (Ok(expected.clone()), Ok(expected.clone())));
         assert_eq!(ask(vec![a, b]).await, Ok(expected));
-        assert_eq!((count.into_inner(), seen.lock().len()), (3, 1));
-        let question = seen.lock().first().cloned().unwrap();
+        assert_eq!((count.into_inner(), questions.lock().len()), (3, 1));
+        let question = questions.lock().first().cloned().unwrap();
         let (head, body) = question.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("POST /predict HTTP/1.1"), "{head}");
         assert_eq!(
@@ -408,7 +410,7 @@ mod tests {
             ),
             ("nonsense", ""),
         ] {
-            let (url, seen) = server(answer).await;
+            let (url, questions) = server(answer).await;
             let (predictor, model, node) = (predictor(url), model(), labels("a"));
             let error = predictor
                 .ask("n", &model, vec![node.clone()])
@@ -419,7 +421,7 @@ mod tests {
                 predictor.ask("n", &model, vec![node]).await.unwrap_err(),
                 error
             );
-            assert!(seen.lock().len() <= 1, "{answer}");
+            assert!(questions.lock().len() <= 1, "{answer}");
         }
     }
 

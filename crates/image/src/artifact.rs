@@ -50,7 +50,10 @@ pub struct ArtifactLayer {
 impl ArtifactContent {
     /// All layers, with those of attached artifacts.
     pub fn all_layers(&self) -> impl Iterator<Item = &ArtifactLayer> {
-        let attached = self.platforms.iter().filter_map(|(_, own)| own.as_deref());
+        let attached = self
+            .platforms
+            .iter()
+            .filter_map(|(_, content)| content.as_deref());
         self.layers
             .iter()
             .chain(attached.flat_map(|content| &content.layers))

@@ -61,11 +61,11 @@ struct ArtifactBytes;
 
 impl Weighter<Fingerprint, ArtifactEntry> for ArtifactBytes {
     fn weight(&self, _: &Fingerprint, entry: &ArtifactEntry) -> u64 {
-        let own = match &entry.content {
+        let content_size = match &entry.content {
             Attached::Content(content) => content.size(),
             Attached::Nothing => 0,
         };
-        MIN_ARTIFACT_BYTES + own
+        MIN_ARTIFACT_BYTES + content_size
     }
 }
 

@@ -292,11 +292,11 @@ fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) 
         media_type: Option<String>,
     }
     let known = |text: &str| MANIFESTS.into_iter().find(|known| *known == text);
-    let own = serde_json::from_slice::<MediaType>(bytes)
+    let own_type = serde_json::from_slice::<MediaType>(bytes)
         .ok()
         .and_then(|document| known(&document.media_type?));
     let carried = || known(content_type?.split(';').next()?.trim());
-    own.or_else(carried).unwrap_or(match document {
+    own_type.or_else(carried).unwrap_or(match document {
         Document::Index(_) => OCI_INDEX,
         Document::Manifest(_) => OCI_MANIFEST,
     })

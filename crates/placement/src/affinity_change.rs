@@ -131,11 +131,12 @@ impl Require {
     /// these.
     pub fn alternatives(&self) -> Vec<NodeSelectorTerm> {
         let sets = || std::iter::once(&self.architectures).chain(&self.further);
-        let all = match self.alternatives.as_slice() {
+        let terms = match self.alternatives.as_slice() {
             [] => vec![sets().map(on_architecture).collect()],
             alternatives => alternatives.to_vec(),
         };
-        all.into_iter()
+        terms
+            .into_iter()
             .map(NodeSelectorTerm::with_expressions)
             .collect()
     }
@@ -211,16 +212,16 @@ pub fn decide(
 /// The terms that the pod lacks. Omits terms that name only the architecture, if the node selector
 /// names one, or the author prefers one.
 fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<WeightedTerm> {
-    let own = author.affinity.map(Affinity::preferred_terms);
-    let own = own.unwrap_or_default();
+    let author_terms = author.affinity.map(Affinity::preferred_terms);
+    let author_terms = author_terms.unwrap_or_default();
     let says_more = |term: &WeightedTerm| {
-        let mut all = term.expressions.iter();
+        let mut expressions = term.expressions.iter();
         author.is_open_to_preferences()
-            || all.any(|requirement| !LABELS.contains(&requirement.key.as_str()))
+            || expressions.any(|requirement| !LABELS.contains(&requirement.key.as_str()))
     };
     let new = terms
         .iter()
-        .filter(|term| !own.contains(&term.term()) && says_more(term));
+        .filter(|term| !author_terms.contains(&term.term()) && says_more(term));
     new.cloned().collect()
 }
 
@@ -251,10 +252,10 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
         return architectures?.require(terms);
     }
     let (mut require, by_architecture) = match architectures {
-        Some(own) => {
-            let terms = own.require.alternatives().into_iter();
-            let set = NodeSet::any_of(terms.map(|term| term.match_expressions));
-            (own.require, set)
+        Some(required) => {
+            let alternatives = required.require.alternatives().into_iter();
+            let set = NodeSet::any_of(alternatives.map(|term| term.match_expressions));
+            (required.require, set)
         }
         None => (Require::default(), NodeSet::every()),
     };
@@ -316,8 +317,10 @@ impl RequiredArchitectures {
             selected.clone().of_any_variant()
         };
         let unlimited = if require.alternatives.len() == 1 {
-            let all = wanted.variants.required(&selected, false).into_iter();
-            all.map(NodeSelectorTerm::with_expressions).collect()
+            let alternatives = wanted.variants.required(&selected, false).into_iter();
+            alternatives
+                .map(NodeSelectorTerm::with_expressions)
+                .collect()
         } else {
             Vec::new()
         };
@@ -355,12 +358,12 @@ fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> 
     // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is
     // changed.
     let needs_more = |term: &NodeSelectorTerm| {
-        let own = &term.match_expressions;
+        let expressions = &term.match_expressions;
         let has_one = alternatives.iter().any(|alternative| {
-            let mut all = alternative.match_expressions.iter();
-            all.all(|requirement| own.contains(requirement))
+            let mut requirements = alternative.match_expressions.iter();
+            requirements.all(|requirement| expressions.contains(requirement))
         });
-        !own.is_empty() && !has_one
+        !expressions.is_empty() && !has_one
     };
     let open = terms
         .iter()

@@ -92,13 +92,13 @@ impl<'a> AuthorNodes<'a> {
 
     /// Whether a preferred architecture would have an effect, and the author does not prefer any.
     pub(super) fn is_open_to_preferences(&self) -> bool {
-        let own = self
+        let preferred = self
             .affinity
             .map(Affinity::preferred_terms)
             .unwrap_or_default();
         let names = |term: &NodeSelectorTerm| architectures_of(term).next().is_some();
         self.by_node_selector().next().is_none()
-            && !own.iter().any(|term| names(&term.preference))
+            && !preferred.iter().any(|term| names(&term.preference))
             && !self.names_nodes()
     }
 
@@ -127,8 +127,8 @@ impl<'a> AuthorNodes<'a> {
             return NodeSet::all_of(selector);
         }
         let with_selector = |term: &NodeSelectorTerm| {
-            let all = selector.iter().chain(&term.match_expressions);
-            all.cloned().collect()
+            let requirements = selector.iter().chain(&term.match_expressions);
+            requirements.cloned().collect()
         };
         NodeSet::any_of(self.terms().iter().map(with_selector))
     }
@@ -154,8 +154,8 @@ pub fn is_on_architecture(requirement: &Requirement) -> bool {
 
 /// The requirements of a term on the architecture.
 fn architectures_of(term: &NodeSelectorTerm) -> impl Iterator<Item = &Requirement> {
-    let all = term.match_expressions.iter();
-    all.filter(|requirement| is_on_architecture(requirement))
+    let expressions = term.match_expressions.iter();
+    expressions.filter(|requirement| is_on_architecture(requirement))
 }
 
 fn allows(term: &NodeSelectorTerm, architecture: &str) -> bool {

@@ -121,9 +121,10 @@ impl OwnedTolerations {
     /// written an equal toleration.
     pub fn find(&self, existing: &[Value], is_ours: impl Fn(&Value) -> bool) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
-        for own in self.tolerations.iter().filter(|own| is_ours(own)) {
+        for owned in self.tolerations.iter().filter(|owned| is_ours(owned)) {
             let mut equal = existing.iter().enumerate().rev();
-            let index = equal.find(|(index, one)| *one == own && !found.contains(index));
+            let index =
+                equal.find(|(index, toleration)| *toleration == owned && !found.contains(index));
             found.extend(index.map(|(index, _)| index));
         }
         found.sort_unstable();
@@ -165,17 +166,21 @@ pub fn decide_template(
         .iter()
         .enumerate()
         .partition(|(index, _)| is_owned(index));
-    let foreign: Vec<Value> = foreign.into_iter().map(|(_, one)| one.clone()).collect();
+    let foreign: Vec<Value> = foreign
+        .into_iter()
+        .map(|(_, toleration)| toleration.clone())
+        .collect();
     let required = policy.missing_tolerations(decision, os, &[]);
     // A required toleration stays even if the author tolerates the taint too by now: its removal
     // would be one more rollout.
-    let (kept, dropped): (Vec<_>, Vec<_>) =
-        own.into_iter().partition(|(_, one)| required.contains(one));
+    let (kept, dropped): (Vec<_>, Vec<_>) = own
+        .into_iter()
+        .partition(|(_, toleration)| required.contains(toleration));
     let remove: Vec<usize> = dropped.into_iter().map(|(index, _)| index).rev().collect();
     let mut add = policy.missing_tolerations(decision, os, &foreign);
-    add.retain(|new| !kept.iter().any(|(_, one)| *one == new));
-    let kept = kept.into_iter().map(|(_, one)| one.clone());
-    let tolerations: Vec<Value> = kept.chain(add.iter().cloned()).collect();
+    add.retain(|new| !kept.iter().any(|(_, toleration)| *toleration == new));
+    let kept_tolerations = kept.into_iter().map(|(_, toleration)| toleration.clone());
+    let tolerations: Vec<Value> = kept_tolerations.chain(add.iter().cloned()).collect();
     let after = if tolerations.is_empty() {
         OwnedTolerations::default()
     } else {

@@ -132,7 +132,7 @@ impl Demands {
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());
-        sets.fold(NodeSet::every(), |all, set| all.and(set))
+        sets.fold(NodeSet::every(), |shared, set| shared.and(set))
     }
 
     /// The nodes to prefer. `by_policy`: the failure policy decides, because not all images are
@@ -162,8 +162,8 @@ impl Demands {
 
     /// The source of the first demand that a node with these labels does not satisfy.
     pub fn excluding(&self, labels: &BTreeMap<String, String>) -> Option<&Source> {
-        let mut all = self.iter();
-        let demand = all.find(|demand| !demand.require.selects(labels))?;
+        let mut demands = self.iter();
+        let demand = demands.find(|demand| !demand.require.selects(labels))?;
         Some(&demand.source)
     }
 }

@@ -51,8 +51,8 @@ impl Emulator {
 
     /// The requirements that select the emulating nodes.
     fn requirements(&self) -> Vec<Requirement> {
-        let own = on_architecture([&self.architecture]);
-        std::iter::once(own)
+        let architecture = on_architecture([&self.architecture]);
+        std::iter::once(architecture)
             .chain(self.nodes.requirements())
             .collect()
     }
@@ -78,11 +78,11 @@ impl Emulation {
                 && values.all(|value| self.native.contains(value))
         };
         let emulates = |emulator: &Emulator, term: &[Requirement]| {
-            let mut own = emulator.nodes.requirements().into_iter();
-            own.all(|requirement| term.contains(&requirement))
+            let mut requirements = emulator.nodes.requirements().into_iter();
+            requirements.all(|requirement| term.contains(&requirement))
         };
         let nodes = author.nodes();
-        let mut others = nodes
+        let mut other_terms = nodes
             .terms()
             .iter()
             .filter(|term| !term.iter().any(is_native))
@@ -91,7 +91,7 @@ impl Emulation {
             let mut emulators = self.emulators.iter();
             emulators.any(|emulator| emulates(emulator, term))
         };
-        others.peek().is_some() && others.all(is_covered)
+        other_terms.peek().is_some() && other_terms.all(is_covered)
     }
 
     /// The demand for nodes that run the images. Nodes without emulation are preferred.
@@ -172,18 +172,20 @@ mod tests {
             (&["arm64", "riscv64"], "[]", "", String::new()),
             (&["arm64"], "[arm64]", "", String::new()),
         ] {
-            let found = emulated(QEMU, schedulable, images);
-            let set = found.as_ref().map(|one| one.architectures().to_string());
+            let emulation = emulated(QEMU, schedulable, images);
+            let set = emulation
+                .as_ref()
+                .map(|emulation| emulation.architectures().to_string());
             assert_eq!(
                 set.unwrap_or_default(),
                 expected,
                 "{images:?} {schedulable}"
             );
-            let required = found.map(|one| one.demand().require);
+            let required = emulation.map(|emulation| emulation.demand().require);
             let terms = required.iter().flat_map(NodeSet::terms);
             let required = terms.map(|term| {
-                let all: Vec<_> = term.iter().map(ToString::to_string).collect();
-                all.join(" and ")
+                let requirements: Vec<_> = term.iter().map(ToString::to_string).collect();
+                requirements.join(" and ")
             });
             let required: Vec<_> = required.collect();
             assert_eq!(required.join(" or "), nodes, "{images:?} {schedulable}");
@@ -214,10 +216,11 @@ mod tests {
             (json!({}), terms(json!([qemu, {}])), false),
         ] {
             let node_selector = serde_json::from_value(selector.clone()).unwrap();
-            let own: Option<Affinity> = serde_json::from_value(affinity.clone()).unwrap();
+            let author_affinity: Option<Affinity> =
+                serde_json::from_value(affinity.clone()).unwrap();
             let author = AuthorNodes {
                 node_selector: &node_selector,
-                affinity: own.as_ref(),
+                affinity: author_affinity.as_ref(),
             };
             assert_eq!(emulation.covers(author), expected, "{selector} {affinity}");
         }

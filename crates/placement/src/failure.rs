@@ -120,10 +120,10 @@ impl ImageFailure {
     /// `None` when a retry cannot succeed until the pod changes.
     fn retry(self, failures: u32) -> Option<Duration> {
         let backoff = self.backoff.map(|backoff| backoff.delay(failures));
-        let asked = self
+        let retry_after = self
             .retry_after
             .map(|after| after.max(Duration::from_secs(1)));
-        backoff.max(asked)
+        backoff.max(retry_after)
     }
 }
 
@@ -178,24 +178,24 @@ mod tests {
     #[test]
     fn retries_back_off_and_the_action_comes_due() {
         use FailureAction::{Hold, Tolerate, TolerateAll};
-        let all = || Some(Decision::TolerateAll);
+        let tolerate_all = || Some(Decision::TolerateAll);
         let amd64 = || Some(Decision::Architectures("amd64".parse().unwrap()));
         for (action, failure, failures, seconds, critical, decision, retry) in [
             (TolerateAll, UNAVAILABLE, 1, 0, false, None, Some(1)),
             (TolerateAll, UNAVAILABLE, 4, 15, false, None, Some(8)),
             (TolerateAll, UNAVAILABLE, 7, 55, false, None, Some(5)),
-            (TolerateAll, UNAVAILABLE, 7, 60, false, all(), None),
+            (TolerateAll, UNAVAILABLE, 7, 60, false, tolerate_all(), None),
             (TolerateAll, NOT_FOUND, 1, 0, false, None, Some(5)),
             (TolerateAll, HOPELESS, 1, 0, false, None, Some(60)),
-            (TolerateAll, UNAVAILABLE, 1, 0, true, all(), None),
-            (Hold, UNAVAILABLE, 1, 0, true, all(), None),
+            (TolerateAll, UNAVAILABLE, 1, 0, true, tolerate_all(), None),
+            (Hold, UNAVAILABLE, 1, 0, true, tolerate_all(), None),
             (Hold, UNAVAILABLE, 9, 100, false, None, Some(60)),
             (Hold, NOT_FOUND, 40, 10_000, false, None, Some(600)),
             (Hold, HOPELESS, 2, 100, false, None, None),
             (Tolerate, NOT_FOUND, 9, 100, false, amd64(), Some(600)),
         ] {
             let expected = FailureStep {
-                stands: decision == all(),
+                stands: decision == tolerate_all(),
                 decision,
                 retry: retry.map(Duration::from_secs),
             };

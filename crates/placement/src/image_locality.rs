@@ -91,8 +91,8 @@ impl fmt::Display for ImageLocality {
             let set = set.join(", ");
             format!("what archaware's own node holds of {images} is for {set}")
         });
-        let all: Vec<_> = hold.into_iter().chain(copies).collect();
-        f.write_str(&all.join("; "))
+        let parts: Vec<_> = hold.into_iter().chain(copies).collect();
+        f.write_str(&parts.join("; "))
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
                 names.parse().unwrap()
             }
         };
-        for (hosts, count, architectures, copies, expected, said) in [
+        for (hosts, count, architectures, copies, expected, description) in [
             (&[][..], 0, "", None, "", ""),
             (&[], 0, "", Some(""), "", ""),
             (
@@ -155,13 +155,14 @@ mod tests {
                 },
                 copies: copies.map(set),
             };
-            let preferred = locality.preferred().into_iter().map(|one| {
-                let all: Vec<_> = one.expressions.iter().map(ToString::to_string).collect();
-                format!("{} {}", one.weight, all.join(" and "))
+            let preferred = locality.preferred().into_iter().map(|term| {
+                let requirements: Vec<_> =
+                    term.expressions.iter().map(ToString::to_string).collect();
+                format!("{} {}", term.weight, requirements.join(" and "))
             });
             let preferred: Vec<_> = preferred.collect();
             assert_eq!(preferred.join("; "), expected);
-            assert_eq!(locality.to_string(), said);
+            assert_eq!(locality.to_string(), description);
             assert_eq!(locality.demand().is_none(), expected.is_empty());
         }
     }

@@ -87,8 +87,9 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, taint_kind: &TaintK
     });
     let taints = node.taints.iter();
     let hostile = taints.filter(|taint| keeps_away(taint, pod.tolerations));
-    let (own_taints, others): (Vec<_>, Vec<_>) = hostile.partition(|taint| taint_kind.is_of(taint));
-    let blocked = if let Some(taint) = others.first() {
+    let (own_taints, foreign_taints): (Vec<_>, Vec<_>) =
+        hostile.partition(|taint| taint_kind.is_of(taint));
+    let blocked = if let Some(taint) = foreign_taints.first() {
         Obstacle::Taint {
             taint: describe_taint(taint),
             is_own: false,

@@ -71,14 +71,14 @@ impl fmt::Display for InvalidAnnotation {
             annotation::ARCHITECTURES => "architectures like amd64,arm64",
             _ => "weights from 0 to 100 like arm64=80,amd64=20",
         };
-        let of = if self.on_namespace {
+        let place = if self.on_namespace {
             " of the namespace"
         } else {
             ""
         };
         write!(
             f,
-            "annotation {name}{of} is ignored: {value:?} is not {wants}"
+            "annotation {name}{place} is ignored: {value:?} is not {wants}"
         )
     }
 }

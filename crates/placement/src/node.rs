@@ -143,9 +143,9 @@ pub fn foreign_taint(node: &NodeView<'_>, kind: &TaintKind) -> Option<Taint> {
 
 /// The taint that archaware owns, if the node has it.
 pub fn standing(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
-    let own = owned(node, keys)?;
-    let (_, value) = find_taint(node.taints, &own.kind)?;
-    (value == own.value).then_some(own)
+    let taint = owned(node, keys)?;
+    let (_, value) = find_taint(node.taints, &taint.kind)?;
+    (value == taint.value).then_some(taint)
 }
 
 /// The change of a node and the problem to report. Both are usually `None`.
@@ -194,13 +194,17 @@ fn decide_taint(
     wanted: Taint,
     keys: &ConfiguredKeys,
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
-    let own = owned(node, keys);
+    let owned_taint = owned(node, keys);
     // A taint whose value is no architecture has another owner, whatever the record says.
-    let owns_wanted = own.as_ref().is_some_and(|taint| taint.kind == wanted.kind)
+    let owns_wanted = owned_taint
+        .as_ref()
+        .is_some_and(|taint| taint.kind == wanted.kind)
         && (find_taint(node.taints, &wanted.kind).is_none()
             || removable(node, wanted.kind.clone(), keys).is_some());
     // After a change of the configured key or effect, the owned taint moves.
-    let leftover = own.as_ref().filter(|taint| taint.kind != wanted.kind);
+    let leftover = owned_taint
+        .as_ref()
+        .filter(|taint| taint.kind != wanted.kind);
     let leftover = leftover.and_then(|taint| removable(node, taint.kind.clone(), keys));
     let annotated = node.annotations.contains_key(annotation::TAINT);
     let claim = || {

@@ -242,11 +242,14 @@ mod tests {
 
     #[test]
     fn a_product_has_a_limited_number_of_terms() {
-        let of = |key: &str| {
+        let five_terms = |key: &str| {
             NodeSet::any_of((0..5).map(|value: u8| {
                 vec![Requirement::new(key, Operator::In, vec![value.to_string()])]
             }))
         };
-        assert_eq!(of("a").and(&of("b")).terms().len(), MAX_TERMS);
+        assert_eq!(
+            five_terms("a").and(&five_terms("b")).terms().len(),
+            MAX_TERMS
+        );
     }
 }

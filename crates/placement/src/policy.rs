@@ -122,7 +122,7 @@ impl PlacementPolicy {
                 RunBy::Cpu(_) | RunBy::Unknown => None,
             }
         });
-        emulated.reduce(|shared, own| shared.and(&own))
+        emulated.reduce(|shared, set| shared.and(&set))
     }
 
     /// The node architectures that can run all of these images. Images that name no platform do not
@@ -145,7 +145,7 @@ impl PlacementPolicy {
         images: impl IntoIterator<Item = &'a ImageArchitectures>,
     ) -> Option<Architectures> {
         let sets = images.into_iter().map(|image| self.widen(image));
-        sets.reduce(|shared, own| shared.and(&own))
+        sets.reduce(|shared, set| shared.and(&set))
     }
 
     /// The nodes that run these images by emulation, and the native architectures; `None` if no
@@ -160,7 +160,7 @@ impl PlacementPolicy {
         }
         let native = self.shared_architectures(images.clone(), runtime)?;
         let runs_all = |emulator: &&Emulator| {
-            let own = emulator.architecture.as_str();
+            let name = emulator.architecture.as_str();
             let mut sets = images
                 .clone()
                 .into_iter()
@@ -168,8 +168,8 @@ impl PlacementPolicy {
             let is_schedulable =
                 self.schedulable.is_empty() || self.schedulable.contains(&emulator.architecture);
             is_schedulable
-                && !native.contains(own)
-                && sets.all(|set| emulator.emulates(&set) || self.widen(&set).contains(own))
+                && !native.contains(name)
+                && sets.all(|set| emulator.emulates(&set) || self.widen(&set).contains(name))
         };
         let emulators: Vec<_> = self.emulation.iter().filter(runs_all).cloned().collect();
         let native = self.within_schedulable(native);
@@ -180,16 +180,17 @@ impl PlacementPolicy {
     /// `labels`: the labels of the node, or `None` for any node.
     pub fn widen_with_emulation(
         &self,
-        own: &ImageArchitectures,
+        architectures: &ImageArchitectures,
         labels: Option<&BTreeMap<String, String>>,
     ) -> Architectures {
         let selects =
             |emulator: &Emulator| labels.is_none_or(|labels| emulator.nodes.matches(labels));
         let emulators = self.emulation.iter();
-        let emulators = emulators.filter(|emulator| emulator.emulates(own) && selects(emulator));
+        let emulators =
+            emulators.filter(|emulator| emulator.emulates(architectures) && selects(emulator));
         let emulators = emulators.map(|emulator| (emulator.architecture.clone(), Variants::ANY));
         let emulators: Vec<_> = emulators.collect();
-        let native = self.widen(own);
+        let native = self.widen(architectures);
         let native = native
             .iter()
             .map(|(name, variants)| (name.clone(), variants));
@@ -243,17 +244,21 @@ impl PlacementPolicy {
 
     /// The node architectures that can run images of these architectures. Not transitive: amd64
     /// nodes run 386 images, but a node that runs amd64 images need not run 386 images.
-    pub fn widen(&self, own: &ImageArchitectures) -> Architectures {
-        let runs_one =
-            |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image.as_str()));
-        let further: Vec<_> = self
+    pub fn widen(&self, architectures: &ImageArchitectures) -> Architectures {
+        let runs_one = |runs: &&Vec<Architecture>| {
+            runs.iter()
+                .any(|image| architectures.contains(image.as_str()))
+        };
+        let compatible: Vec<_> = self
             .compatibility
             .iter()
             .filter(|(_, runs)| runs_one(runs))
             .map(|(architecture, _)| (architecture.clone(), Variants::ANY))
             .collect();
-        let own = own.iter().map(|(name, variants)| (name.clone(), variants));
-        Architectures::from_variants(own.chain(further))
+        let native = architectures
+            .iter()
+            .map(|(name, variants)| (name.clone(), variants));
+        Architectures::from_variants(native.chain(compatible))
     }
 
     /// The values of the taints that pods for these architectures tolerate.
@@ -274,8 +279,10 @@ impl PlacementPolicy {
         let mut wanted = match decision {
             Decision::Architectures(set) => {
                 let values = self.tolerated_values(set);
-                let own = values.map(|value| self.taint.taint(value).toleration());
-                own.chain(by_rules(&self.tolerations, set, os)).collect()
+                let tolerations = values.map(|value| self.taint.taint(value).toleration());
+                tolerations
+                    .chain(by_rules(&self.tolerations, set, os))
+                    .collect()
             }
             Decision::TolerateAll => vec![self.taint.toleration_of_all()],
             Decision::NoCommonArchitecture => Vec::new(),

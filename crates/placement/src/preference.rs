@@ -35,15 +35,18 @@ pub fn nearest(
 
 /// Parses `arm64=80,amd64=20`. Zero cancels a preference of the namespace or the configuration.
 fn parse(text: &str) -> Option<Preferences> {
-    let mut all = Preferences::new();
+    let mut preferences = Preferences::new();
     for part in text.split(',') {
         let (name, weight) = part.split_once('=')?;
         let weight: u8 = weight.trim().parse().ok().filter(|weight| *weight <= 100)?;
-        if all.insert(name.trim().parse().ok()?, weight).is_some() {
+        if preferences
+            .insert(name.trim().parse().ok()?, weight)
+            .is_some()
+        {
             return None;
         }
     }
-    Some(all)
+    Some(preferences)
 }
 
 #[cfg(test)]
@@ -87,9 +90,9 @@ mod tests {
         ] {
             let mut invalid = Vec::new();
             let found = nearest(pod, namespace, configured.clone(), &mut invalid);
-            let found: Vec<String> = found.iter().map(|(a, w)| format!("{a}={w}")).collect();
+            let texts: Vec<String> = found.iter().map(|(a, w)| format!("{a}={w}")).collect();
             assert_eq!(
-                (found.join(" "), invalid.len()),
+                (texts.join(" "), invalid.len()),
                 (expected.to_owned(), bad),
                 "{pod:?}"
             );

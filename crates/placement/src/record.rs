@@ -144,8 +144,8 @@ pub fn undo_images<'a>(
         by_image || annotations.contains_key(&format!("{}{container}", annotation::SELECT_IMAGE))
     };
     let now = |change: &ImageChange| {
-        let mut all = containers.clone();
-        let (_, image) = all.find(|(name, _)| *name == change.container)?;
+        let mut current_containers = containers.clone();
+        let (_, image) = current_containers.find(|(name, _)| *name == change.container)?;
         let is_replaced = image != change.from || change.from == change.to;
         (is_replaced && requests_selection(&change.container)).then(|| ImageChange {
             to: image.to_owned(),
@@ -290,13 +290,13 @@ mod tests {
             }
             prop_assert_eq!(&left, &tolerations);
             prop_assert!(found.tolerations.len() <= named.len());
-            let of = |affinity: &Affinity| -> Vec<affinity::NodeSelectorTerm> {
+            let required_terms = |affinity: &Affinity| -> Vec<affinity::NodeSelectorTerm> {
                 let node = affinity.node_affinity.as_ref();
                 let required = node.and_then(|node| node.required.clone());
                 required.map(|required| required.node_selector_terms).unwrap_or_default()
             };
             // No term loses its last requirement: it would select no node, or all.
-            let (before, after) = (of(&before), of(&affinity));
+            let (before, after) = (required_terms(&before), required_terms(&affinity));
             prop_assert!(after.len() <= before.len());
             let is_empty = |term: &affinity::NodeSelectorTerm| term.match_expressions.is_empty();
             let count = |terms: &[affinity::NodeSelectorTerm]| terms.iter().filter(|term| is_empty(term)).count();

@@ -86,13 +86,15 @@ impl Requirement {
 
     /// Whether no value satisfies both requirements. Conflicts with `Gt` or `Lt` are not detected.
     pub(super) fn excludes(&self, other: &Self) -> bool {
-        let excludes = |one: &Self, other: &Self| match (&one.operator, &other.operator) {
-            (Operator::In, Operator::In) => {
-                !one.values.iter().any(|value| other.values.contains(value))
-            }
-            (Operator::In, Operator::NotIn) => {
-                one.values.iter().all(|value| other.values.contains(value))
-            }
+        let excludes = |first: &Self, second: &Self| match (&first.operator, &second.operator) {
+            (Operator::In, Operator::In) => !first
+                .values
+                .iter()
+                .any(|value| second.values.contains(value)),
+            (Operator::In, Operator::NotIn) => first
+                .values
+                .iter()
+                .all(|value| second.values.contains(value)),
             (Operator::In | Operator::Exists, Operator::DoesNotExist) => true,
             _ => false,
         };

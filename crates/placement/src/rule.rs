@@ -142,8 +142,8 @@ impl PodRule {
             .preferred_nodes
             .iter()
             .map(|preference| &preference.nodes);
-        let mut all = self.nodes.iter().chain(preferred);
-        all.any(|selector| selector.requirements().is_empty())
+        let mut selectors = self.nodes.iter().chain(preferred);
+        selectors.any(|selector| selector.requirements().is_empty())
     }
 
     fn selects(&self, pod: RuledPod<'_>) -> bool {
@@ -193,9 +193,9 @@ impl PodRule {
 
     /// The demand of the rule on a pod that it selects. `required`: the nodes that it requires.
     fn demand(&self, required: NodeSet, pod: RuledPod<'_>) -> Demand {
-        let preferred = self.preferred_nodes.iter().map(|one| WeightedTerm {
-            weight: one.weight.get(),
-            expressions: one.nodes.requirements(),
+        let preferred = self.preferred_nodes.iter().map(|preference| WeightedTerm {
+            weight: preference.weight.get(),
+            expressions: preference.nodes.requirements(),
         });
         let tolerations = self.tolerations.iter();
         let class = self.runtime_class.as_ref();

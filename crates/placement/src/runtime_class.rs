@@ -56,20 +56,22 @@ pub(super) fn run_by(
     runtime: PodRuntime<'_>,
     classes: &RuntimeClasses,
 ) -> RunBy {
-    let Some(own) = image.architectures(runtime.os) else {
+    let Some(architectures) = image.architectures(runtime.os) else {
         return RunBy::Cpu(None);
     };
     let class = runtime.class.map(|name| classes.get(name));
-    let has = |platform: &RulePlatform| {
+    let has_platform = |platform: &RulePlatform| {
         let of_os = image.architectures(&platform.os);
         of_os.is_some_and(|set| set.contains(platform.architecture.as_str()))
     };
     match class {
-        Some(Some(class)) if class.platforms.iter().any(has) => RunBy::Handler(own),
+        Some(Some(class)) if class.platforms.iter().any(has_platform) => {
+            RunBy::Handler(architectures)
+        }
         // Missing configuration must not keep a pod with WebAssembly images from running.
         Some(None) if is_webassembly(image) => RunBy::Unknown,
         None if is_webassembly(image) && !runs_webassembly(classes) => RunBy::Unknown,
-        _ => RunBy::Cpu(Some(own)),
+        _ => RunBy::Cpu(Some(architectures)),
     }
 }
 

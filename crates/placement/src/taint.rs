@@ -102,9 +102,9 @@ impl TaintKind {
 
 /// Compares key and effect as `Toleration.ToleratesTaint` does: empty matches every one.
 fn names(toleration: &Value, key: &str, effect: &str) -> bool {
-    let matches = |field: &str, own: &str| {
+    let matches = |field: &str, value: &str| {
         let named = text(toleration, field);
-        named.is_empty() || named == own
+        named.is_empty() || named == value
     };
     matches("key", key) && matches("effect", effect)
 }

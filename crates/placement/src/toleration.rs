@@ -14,7 +14,7 @@ pub(super) fn by_rules(
     architectures: &Architectures,
     os: &Os,
 ) -> Vec<Value> {
-    let mut all = Vec::new();
+    let mut tolerations = Vec::new();
     for rule in rules {
         for architecture in architectures.names() {
             let mut named = rule.platforms.iter();
@@ -27,12 +27,12 @@ pub(super) fn by_rules(
             // An image may name an architecture of any length, and the API server rejects values
             // over 63 characters.
             let toleration = rule.toleration.toleration(architecture.as_str());
-            if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
-                all.push(toleration);
+            if is_label_value(text(&toleration, "value")) && !tolerations.contains(&toleration) {
+                tolerations.push(toleration);
             }
         }
     }
-    all
+    tolerations
 }
 
 /// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of
@@ -63,15 +63,15 @@ mod tests {
 
     #[test]
     fn rules_are_for_their_platforms() {
-        let all: Architectures = "amd64,arm64".parse().unwrap();
+        let both: Architectures = "amd64,arm64".parse().unwrap();
         let linux = Os::linux();
         let fixed = rules(
             "[{platforms: [linux/aarch64], toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}}]",
         );
         let one = json!({"key": "pool", "operator": "Equal", "value": "graviton", "effect": "NoSchedule"});
-        assert_eq!(by_rules(&fixed, &all, &linux), [one]);
+        assert_eq!(by_rules(&fixed, &both, &linux), [one]);
         assert_eq!(
-            by_rules(&fixed, &all, &"windows".parse().unwrap()),
+            by_rules(&fixed, &both, &"windows".parse().unwrap()),
             Vec::<Value>::new()
         );
         assert_eq!(
@@ -79,8 +79,11 @@ mod tests {
             Vec::<Value>::new()
         );
         let named = rules("[{toleration: {key: a/b, value: \"pool-{arch}\"}}]");
-        let of = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
-        assert_eq!(by_rules(&named, &all, &linux), [of("amd64"), of("arm64")]);
+        let pool_toleration = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
+        assert_eq!(
+            by_rules(&named, &both, &linux),
+            [pool_toleration("amd64"), pool_toleration("arm64")]
+        );
         let long: Architectures = format!("a{}", "b".repeat(60)).parse().unwrap();
         assert_eq!(
             by_rules(&named, &long, &linux),
@@ -89,12 +92,12 @@ mod tests {
         );
         let bare = rules("[{toleration: {key: pool}}]");
         assert_eq!(
-            by_rules(&bare, &all, &linux),
+            by_rules(&bare, &both, &linux),
             [json!({"key": "pool", "operator": "Equal"})]
         );
         let any = rules("[{toleration: {key: pool, operator: Exists}}]");
         assert_eq!(
-            by_rules(&any, &all, &linux),
+            by_rules(&any, &both, &linux),
             [json!({"key": "pool", "operator": "Exists"})]
         );
     }

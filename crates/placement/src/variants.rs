@@ -95,10 +95,10 @@ impl VariantPolicy {
         architecture: &Architecture,
         labels: &BTreeMap<String, String>,
     ) -> Option<NodeVariant> {
-        let own = labels.get(&self.label);
+        let label_value = labels.get(&self.label);
         // A value that is not a variant counts as a missing label. Karpenter writes such values for
         // keys that its pools do not define.
-        if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
+        if let Some(name) = label_value.and_then(|value| known_variant(architecture, value)) {
             return Some(NodeVariant::Exactly(name));
         }
         proof::proven(architecture, labels).map(NodeVariant::AtLeast)
@@ -215,45 +215,45 @@ impl VariantPolicy {
             .flat_map(|(name, variants)| variants.insufficient(name))
             .filter(|value| !suffices_for_another(value));
         let lacking: Vec<String> = lacking.map(str::to_owned).collect();
-        let mut all = vec![on_architecture(set.names())];
+        let mut requirements = vec![on_architecture(set.names())];
         if !lacking.is_empty() {
-            all.push(Requirement::new(&self.label, Operator::NotIn, lacking));
+            requirements.push(Requirement::new(&self.label, Operator::NotIn, lacking));
         }
-        all
+        requirements
     }
 
     /// Requirements for nodes that are known, or presumed without labels, to have a sufficient
     /// variant.
     fn known_to_suffice(&self, set: &Architectures) -> Vec<Vec<Requirement>> {
-        let (presumed, others): (Vec<_>, Vec<_>) = set
+        let (presumed, not_presumed): (Vec<_>, Vec<_>) = set
             .iter()
             .partition(|(name, variants)| variants.contains_presumed(name));
-        let mut all = Vec::new();
+        let mut alternatives = Vec::new();
         if !presumed.is_empty() {
             let presumed = presumed
                 .into_iter()
                 .map(|(name, variants)| (name.clone(), variants));
-            all.push(self.not_known_to_lack(&Architectures::from_variants(presumed)));
+            alternatives.push(self.not_known_to_lack(&Architectures::from_variants(presumed)));
         }
-        for (name, variants) in others {
+        for (name, variants) in not_presumed {
             let of_architecture = on_architecture([name]);
             let by_label = |operator, names: Vec<&str>| {
                 let names = names.into_iter().map(str::to_owned).collect();
                 Requirement::new(&self.label, operator, names)
             };
             let sufficient = variants.names(name).collect();
-            all.push(vec![
+            alternatives.push(vec![
                 of_architecture.clone(),
                 by_label(Operator::In, sufficient),
             ]);
             // Also matches nodes without the label.
             let no_label = by_label(Operator::NotIn, Variants::ANY.names(name).collect());
             for proof in proof::requirements(name, variants) {
-                let own = [of_architecture.clone(), no_label.clone()];
-                all.push(own.into_iter().chain(proof).collect());
+                let unlabelled = [of_architecture.clone(), no_label.clone()];
+                alternatives.push(unlabelled.into_iter().chain(proof).collect());
             }
         }
-        all
+        alternatives
     }
 }
 

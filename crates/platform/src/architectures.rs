@@ -15,9 +15,11 @@ pub struct Architectures(BTreeMap<Architecture, Variants>);
 impl Architectures {
     /// The set of these architectures. An architecture that occurs several times gets the union of
     /// its variants.
-    pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
+    pub fn from_variants(
+        architectures: impl IntoIterator<Item = (Architecture, Variants)>,
+    ) -> Self {
         let mut set = BTreeMap::new();
-        for (name, variants) in all {
+        for (name, variants) in architectures {
             let known = set.entry(name).or_insert(variants);
             *known = known.or(variants);
         }
@@ -90,8 +92,10 @@ pub struct ImageArchitectures(Architectures);
 impl ImageArchitectures {
     /// The set of these architectures. An architecture that occurs several times gets the union of
     /// its variants.
-    pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
-        Self(Architectures::from_variants(all))
+    pub fn from_variants(
+        architectures: impl IntoIterator<Item = (Architecture, Variants)>,
+    ) -> Self {
+        Self(Architectures::from_variants(architectures))
     }
 
     /// The architectures, with the variants that suffice.
@@ -152,8 +156,8 @@ impl FromStr for Architectures {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let all: Result<Vec<_>, _> = text.split(',').map(parse_entry).collect();
-        Ok(Self::from_variants(all?))
+        let entries: Result<Vec<_>, _> = text.split(',').map(parse_entry).collect();
+        Ok(Self::from_variants(entries?))
     }
 }
 
@@ -201,16 +205,16 @@ impl Architectures {
 
     /// The architectures, each with the lowest variant that suffices.
     pub fn to_strings(&self) -> Vec<String> {
-        let mut all = Vec::new();
+        let mut texts = Vec::new();
         for (name, variants) in self.iter() {
-            let before = all.len();
+            let before = texts.len();
             let lowest = variants.lowest(name);
-            all.extend(lowest.map(|variant| format!("{name}/{variant}")));
-            if all.len() == before {
-                all.push(name.to_string());
+            texts.extend(lowest.map(|variant| format!("{name}/{variant}")));
+            if texts.len() == before {
+                texts.push(name.to_string());
             }
         }
-        all
+        texts
     }
 }
 

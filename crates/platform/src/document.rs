@@ -259,8 +259,8 @@ impl Document {
         check(bytes)?;
         let raw: RawDocument = serde_json::from_slice(bytes).map_err(malformed)?;
         let carried = content_type.map_or("", |text| text.split(';').next().unwrap_or("").trim());
-        let own = raw.media_type.as_deref().unwrap_or("");
-        for media_type_text in [own, carried] {
+        let own_type = raw.media_type.as_deref().unwrap_or("");
+        for media_type_text in [own_type, carried] {
             if raw.manifests.is_some() && media_type::is_manifest(media_type_text) {
                 return Err(DocumentError::Ambiguous(
                     "an index that calls itself a manifest",
@@ -320,8 +320,8 @@ struct RawList<'a>(#[serde(borrow)] Vec<&'a RawValue>);
 
 impl RawList<'_> {
     fn parse<T: serde::de::DeserializeOwned>(&self) -> impl Iterator<Item = T> {
-        let all = self.0.iter().take(MAX_ENTRIES);
-        all.filter_map(|raw| serde_json::from_str(raw.get()).ok())
+        let entries = self.0.iter().take(MAX_ENTRIES);
+        entries.filter_map(|raw| serde_json::from_str(raw.get()).ok())
     }
 }
 

@@ -60,14 +60,14 @@ impl PlatformSet {
     pub fn architectures(&self, os: &Os) -> Option<ImageArchitectures> {
         match self {
             Self::Platforms(platforms) => {
-                let own = platforms.iter().filter(|platform| platform.is_for(os));
-                let own = own.map(|platform| {
+                let platforms_of_os = platforms.iter().filter(|platform| platform.is_for(os));
+                let architectures = platforms_of_os.map(|platform| {
                     (
                         platform.architecture().clone(),
                         Variants::that_run_platform(platform),
                     )
                 });
-                Some(ImageArchitectures::from_variants(own))
+                Some(ImageArchitectures::from_variants(architectures))
             }
             Self::None(_) => None,
         }

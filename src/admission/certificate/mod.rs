@@ -120,10 +120,12 @@ impl KeyPairPem {
 
     /// Whether the certificate names one of these authorities as its issuer.
     fn is_signed_by(&self, authorities: &str) -> bool {
-        let authority_certificates = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
+        let authority_certificates =
+            Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
         let issuer = first_certificate(&self.certificate)
             .map(|certificate| certificate.tbs_certificate.issuer);
-        authority_certificates.iter()
+        authority_certificates
+            .iter()
             .any(|authority| Some(&authority.tbs_certificate.subject) == issuer.as_ref())
     }
 

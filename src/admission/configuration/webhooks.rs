@@ -148,7 +148,10 @@ pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<V
     } in desired
     {
         let name = text(&webhook, "name").to_owned();
-        if let Some(found) = webhooks.iter_mut().find(|webhook| text(webhook, "name") == name) {
+        if let Some(found) = webhooks
+            .iter_mut()
+            .find(|webhook| text(webhook, "name") == name)
+        {
             complete(found, webhook);
         } else if is_needed {
             set(&mut webhook, "timeoutSeconds", json!(TIMEOUT));
@@ -284,7 +287,11 @@ mod tests {
         );
         let mut with_another = stored(usual());
         with_another.push(json!({"name": "else.example"}));
-        assert_eq!(correct(&with_another, usual()), None, "further webhooks stay");
+        assert_eq!(
+            correct(&with_another, usual()),
+            None,
+            "further webhooks stay"
+        );
     }
 
     #[test]

@@ -326,7 +326,11 @@ async fn what_comes_back_remains() {
     for (path, object, message) in [
         (NODE, tainted, "Node a (its taint came back"),
         // Its name begins like that of a node that could not be cleaned.
-        ("/api/v1/nodes/a0", other_node, "Node a0 (its taint came back"),
+        (
+            "/api/v1/nodes/a0",
+            other_node,
+            "Node a0 (its taint came back",
+        ),
         (
             DAEMON_SET,
             recorded,

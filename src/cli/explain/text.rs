@@ -142,7 +142,9 @@ fn state(pod: &PodState) -> String {
     let age = age.map(|age| format!(", {age} old")).unwrap_or_default();
     let node = pod.node.as_ref().map(|node| {
         let architecture = pod.node_architecture.as_ref();
-        let architecture = architecture.map(|name| format!(" ({name})")).unwrap_or_default();
+        let architecture = architecture
+            .map(|name| format!(" ({name})"))
+            .unwrap_or_default();
         format!(" on node {node}{architecture}")
     });
     format!("{}{}{age}", pod.phase, node.unwrap_or_default())
@@ -184,7 +186,8 @@ fn added(added: Option<&Additions>) -> Option<String> {
     let decision = added.decision.as_ref();
     let decision = decision.map(|decision| format!("decision {decision}"));
     let by_policy = added.by_failure_policy;
-    let policy = by_policy.then(|| "probably of the failure policy (resolution.failure)".to_owned());
+    let policy =
+        by_policy.then(|| "probably of the failure policy (resolution.failure)".to_owned());
     let first: Vec<_> = decision.into_iter().chain(policy).chain(by).collect();
     let mut lines = added.lines();
     if lines.is_empty() {

@@ -175,7 +175,8 @@ fn keep_template(object: Value) -> Option<Value> {
         let mut conditions = conditions.into_iter().flatten();
         conditions.any(|condition| {
             let is_one_of = |field: &str, words: &[&str]| {
-                condition.get(field)
+                condition
+                    .get(field)
                     .and_then(Value::as_str)
                     .is_some_and(|word| words.contains(&word))
             };
@@ -267,8 +268,8 @@ impl Workloads {
             uid: head.metadata.uid.clone(),
         };
         let namespace = head.metadata.namespace.clone();
-        let pod =
-            Pod::deserialize(object).with_context(|| format!("pod {namespace}/{}", as_owner.name))?;
+        let pod = Pod::deserialize(object)
+            .with_context(|| format!("pod {namespace}/{}", as_owner.name))?;
         if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(());
         }

@@ -106,7 +106,13 @@ fn of_summary(summary: &Summary) -> String {
     let rows = parts(summary).into_iter().map(|(name, amount)| {
         let cpu = cores(amount.cpu_millicores);
         let is_all = name == "all";
-        let with_share = |part, whole, text| if is_all { text } else { share(part, whole, text) };
+        let with_share = |part, whole, text| {
+            if is_all {
+                text
+            } else {
+                share(part, whole, text)
+            }
+        };
         vec![
             name.to_owned(),
             with_share(

@@ -121,7 +121,10 @@ fn proxy_of<'a>(file: &'a Kubeconfig, context: Option<&str>) -> Option<&'a str> 
         .iter()
         .find(|context| Some(context.name.as_str()) == name)?;
     let cluster_name = &context.context.as_ref()?.cluster;
-    let cluster = file.clusters.iter().find(|entry| entry.name == *cluster_name)?;
+    let cluster = file
+        .clusters
+        .iter()
+        .find(|entry| entry.name == *cluster_name)?;
     let proxy = cluster.cluster.as_ref()?.proxy_url.as_deref()?;
     (!proxy.is_empty()).then_some(proxy)
 }

@@ -47,7 +47,10 @@ impl PodSpec {
         }
         let tolerations = self.tolerations.get_or_insert_default();
         for toleration in scheduling.tolerations.iter().flatten() {
-            if !tolerations.iter().any(|existing| covers(existing, toleration)) {
+            if !tolerations
+                .iter()
+                .any(|existing| covers(existing, toleration))
+            {
                 tolerations.push(toleration.clone());
             }
         }

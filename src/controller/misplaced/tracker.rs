@@ -101,7 +101,8 @@ impl Tracker {
     /// How many pods are known to be on the wrong architecture.
     pub(super) fn found(&self, now: Instant) -> usize {
         let tracked_pods = self.0.values();
-        tracked_pods.filter(|tracked| tracked.found && tracked.is_current(now))
+        tracked_pods
+            .filter(|tracked| tracked.found && tracked.is_current(now))
             .count()
     }
 

@@ -88,7 +88,9 @@ impl Controller {
     /// The value of the metric whose line begins with `line`.
     fn metric(&self, line: &str) -> Option<String> {
         let text = self.metrics.encode().unwrap();
-        let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
+        let found = text
+            .lines()
+            .find_map(|candidate| candidate.strip_prefix(line));
         found.map(|value| value.trim().to_owned())
     }
 }

@@ -21,7 +21,11 @@ async fn every_call_of_the_normal_way() {
     assert!(reviews > 15, "{reviews}");
     let lease_calls = calls.iter().filter(|call| call.path.contains("/leases"));
     let lease_methods: Vec<_> = lease_calls.map(|call| call.method.as_str()).collect();
-    assert_eq!(lease_methods, ["GET", "POST", "GET", "PATCH"], "taken, given back");
+    assert_eq!(
+        lease_methods,
+        ["GET", "POST", "GET", "PATCH"],
+        "taken, given back"
+    );
     assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);
 
     // One patch for each object, the node last.

@@ -51,8 +51,8 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
     let is_template = subject.stage == Stage::Template;
     let (spec, namespace) = (subject.spec, subject.namespace);
     let credentials = evaluator.pull_secrets.for_pod(namespace, spec, is_template);
-    let each = evaluator.resolve_images(spec, namespace, &credentials, pod.deadline);
-    let (images, failed) = each.await;
+    let resolving = evaluator.resolve_images(spec, namespace, &credentials, pod.deadline);
+    let (images, failed) = resolving.await;
     let verdict = evaluator.verdict(&images, &failed, None);
     pod.evaluation.images = images;
     pod.read = Some(ReadImages {
@@ -79,8 +79,8 @@ fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let mut tolerations = tolerations.iter();
     let tolerates_all = tolerations.any(|toleration| policy.taint.is_tolerated_by(toleration));
     let affinity = policy.requires_affinity || !evaluation.preferences.is_empty();
-    let more = !policy.tolerations.is_empty()
+    let has_additions = !policy.tolerations.is_empty()
         || (affinity && subject.affinity_access() != AffinityAccess::Closed);
     let decided = subject.annotations.get(annotation::DECISION);
-    tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
+    tolerates_all && (!has_additions || decided.is_some_and(|decision| decision == "any"))
 }

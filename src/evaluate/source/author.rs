@@ -33,14 +33,16 @@ impl DemandSource for AuthorSource {
             return None;
         }
         // archaware's affinity is for the images that the pod had when archaware added it.
-        let own = AuthorPod::new(subject.spec, subject.annotations);
-        let author = own.spec.author_nodes();
-        let tolerations = own.spec.tolerations.as_deref().unwrap_or_default();
+        let author_pod = AuthorPod::new(subject.spec, subject.annotations);
+        let author = author_pod.spec.author_nodes();
+        let tolerations = author_pod.spec.tolerations.as_deref().unwrap_or_default();
         let conflict = if evaluator.policy.is_excluded(set, author, tolerations) {
             Conflict::Excluded(set.clone())
         } else if author.excludes_all(set) {
-            let told = pod.evaluation.explain_overruled(set);
-            pod.evaluation.raised.push(Notice::AuthorOverrules(told));
+            let overruled = pod.evaluation.explain_overruled(set);
+            pod.evaluation
+                .raised
+                .push(Notice::AuthorOverrules(overruled));
             return None;
         } else {
             Conflict::Outdated(set.clone())

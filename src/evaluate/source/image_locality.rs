@@ -52,10 +52,10 @@ impl Evaluator {
         spec: &PodSpec,
         failed: &[(String, ImageError)],
     ) -> Option<ImageLocality> {
-        let own = spec.images();
+        let pod_images = spec.images();
         let unknown: Option<Vec<_>> = failed
             .iter()
-            .filter(|(image, _)| own.contains_key(image.as_str()))
+            .filter(|(image, _)| pod_images.contains_key(image.as_str()))
             // A string that is not an image name cannot be in any node's image list, so no node
             // holds all images. Nodes list images by the names in pods; `rewrites` do not apply.
             .map(|(image, error)| Some((image, Reference::parse(image).ok()?, error)))

@@ -29,7 +29,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let Some(node) = pod.find_node(facts.nodes) else {
         let problem = problem.map(|problem| format!("; {problem}"));
         let sentence = format!(
-            "{location} node {name}, whose architecture location not known{}.",
+            "{location} node {name}, whose architecture is not known{}.",
             problem.unwrap_or_default()
         );
         return Conclusion::new(sentence, []);
@@ -60,18 +60,18 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         return against_statement(&format!("{location} {node}"), stated, problem);
     }
     // Labels declare that a node emulates, so without labels emulation does not count.
-    let (own, none) = (facts.counting_images(), BTreeMap::new());
+    let (counting_images, no_labels) = (facts.counting_images(), BTreeMap::new());
     let without_labels = NodePlatform {
-        labels: Some(&none),
+        labels: Some(&no_labels),
         ..platform
     };
-    let native = lacking(own, facts.policy, without_labels);
+    let native = lacking(counting_images, facts.policy, without_labels);
     let emulates = !native.is_empty();
     // `runs` returns `None` if an image needs a certain variant and the node's variant is unknown.
     let unsure =
         |set: &ImageArchitectures| facts.policy.runs(without_labels, None, Some(set)).is_none();
-    let mut own = facts.counting_images().iter();
-    let unsure = own.find(|image| image.architectures.as_ref().is_some_and(unsure));
+    let mut candidates = facts.counting_images().iter();
+    let unsure = candidates.find(|image| image.architectures.as_ref().is_some_and(unsure));
     let why = if stated.is_some() {
         ", an architecture that its author states".to_owned()
     } else if let Some((image, error)) = facts.failed.first() {

@@ -134,19 +134,23 @@ fn excluded(facts: &Facts<'_>) -> String {
 fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
     let policy = facts.policy;
     let sets = facts.images.iter().map(|image| {
-        let own = image.architectures.as_ref();
-        (image, own.map(|set| policy.widen_with_emulation(set, None)))
+        let architectures = image.architectures.as_ref();
+        (
+            image,
+            architectures.map(|set| policy.widen_with_emulation(set, None)),
+        )
     });
     let sets: Vec<(&EvaluatedImage, Option<Architectures>)> = sets.collect();
     let lacking = |name: &str| -> Vec<&EvaluatedImage> {
         let lacks = |set: &Architectures| !set.contains(name);
-        let all = sets.iter();
-        let lacking = all.filter(|(_, set)| set.as_ref().is_some_and(lacks));
+        let pairs = sets.iter();
+        let lacking = pairs.filter(|(_, set)| set.as_ref().is_some_and(lacks));
         lacking.map(|(image, _)| *image).collect()
     };
     let schedulable = |name: &&str| {
-        let mut all = policy.schedulable.iter();
-        policy.schedulable.is_empty() || all.any(|architecture| architecture.as_str() == *name)
+        let mut architectures = policy.schedulable.iter();
+        policy.schedulable.is_empty()
+            || architectures.any(|architecture| architecture.as_str() == *name)
     };
     let nodes = counts(groups.iter());
     let candidates = nodes.keys().copied().filter(schedulable);

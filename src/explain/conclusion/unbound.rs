@@ -58,9 +58,9 @@ pub(super) fn conclude(
 /// The images that keep it away from some nodes.
 fn limiting<'a>(facts: &Facts<'a>, groups: &[NodeGroup]) -> Vec<&'a EvaluatedImage> {
     let lacks = |image: &&EvaluatedImage| {
-        let one = std::slice::from_ref(*image);
+        let only_image = std::slice::from_ref(*image);
         let mut groups = groups.iter();
-        groups.any(|group| !lacking(one, facts.policy, group.platform()).is_empty())
+        groups.any(|group| !lacking(only_image, facts.policy, group.platform()).is_empty())
     };
     facts.counting_images().iter().filter(lacks).collect()
 }
@@ -148,9 +148,9 @@ impl Placement<'_> {
         };
         let names = self.fitting_architectures();
         // The images are named only if other nodes could help.
-        let others = self.groups.iter().filter(|group| !group.can_take_it());
-        let other = others.max_by_key(|group| (self.is_limited(group), group.count));
-        let build = other.filter(|group| self.is_limited(group));
+        let other_groups = self.groups.iter().filter(|group| !group.can_take_it());
+        let other_group = other_groups.max_by_key(|group| (self.is_limited(group), group.count));
+        let build = other_group.filter(|group| self.is_limited(group));
         let build = build.and_then(|group| build_for(&self.limiting, &group.architecture));
         let advice = match build {
             _ if !needs_room => None,
@@ -232,9 +232,14 @@ impl Placement<'_> {
             group.architecture
         );
         let mut advice = vec![where_to.trim_end().to_owned()];
-        let own = format!("{}=", self.facts.policy.taint.key);
+        let taint_prefix = format!("{}=", self.facts.policy.taint.key);
         let ignored = matches!(self.facts.handling.0, Handling::Mode(Mode::Ignore));
-        if ignored && group.taints.iter().any(|taint| taint.starts_with(&own)) {
+        if ignored
+            && group
+                .taints
+                .iter()
+                .any(|taint| taint.starts_with(&taint_prefix))
+        {
             advice.push("archaware leaves it alone (mode ignore), so it has to tolerate archaware's taint itself.".to_owned());
         }
         advice

@@ -467,7 +467,11 @@ fn whoever_waits_has_a_current_event() {
             pauses.len() >= 2 && pauses.iter().all(|pause| (1200..=1800).contains(pause)),
             "{reason:?}: {pauses:?}"
         );
-        assert!(events.iter().all(|(event_reason, _)| *event_reason == reason));
+        assert!(
+            events
+                .iter()
+                .all(|(event_reason, _)| *event_reason == reason)
+        );
     }
 }
 

@@ -190,10 +190,10 @@ impl<'a> Choice<'a> {
             let entries = document.entries.iter().take(MAX_EXPLAINED);
             return Err(NoChoice::Nothing(entries.map(explain).collect()));
         };
-        let same = candidates.filter(|entry| document.same_image(best.entry, entry));
-        let further: Result<Vec<_>, _> = same.map(fit).collect();
+        let same_image_entries = candidates.filter(|entry| document.same_image(best.entry, entry));
+        let further_fits: Result<Vec<_>, _> = same_image_entries.map(fit).collect();
         Ok(Self {
-            further: further?.into_iter().flatten().collect(),
+            further: further_fits?.into_iter().flatten().collect(),
             best,
             keys: document.keys,
             considered: groups.to_vec(),

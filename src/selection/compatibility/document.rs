@@ -196,14 +196,14 @@ fn condition(
     compile: &mut impl FnMut(&RawExpression) -> Option<Expression>,
 ) -> FeatureMatch {
     let expressions = raw.match_expressions.map(|raw| {
-        let all: Vec<_> = match raw {
+        let raw_expressions: Vec<_> = match raw {
             RawExpressions::Labels(list) => list
                 .into_iter()
                 .map(|raw| (raw.key, raw.expression))
                 .collect(),
             RawExpressions::Elements(map) => map.into_iter().collect(),
         };
-        let compiled = all
+        let compiled = raw_expressions
             .into_iter()
             .filter_map(|(key, raw)| Some((key, compile(&raw)?)));
         compiled.collect::<Vec<_>>()
@@ -222,13 +222,13 @@ impl CompatibilityDocument {
     /// The entries that can be chosen, the best first: by weight, then in their written order.
     /// Entries with a negative weight are left out, and so are entries that name no image.
     pub fn candidates(&self) -> Vec<&Compatibility> {
-        let mut all: Vec<_> = self
+        let mut candidates: Vec<_> = self
             .entries
             .iter()
             .filter(|entry| entry.weight >= 0 && !self.lacks_image(entry))
             .collect();
-        all.sort_by_key(|entry| std::cmp::Reverse(entry.weight));
-        all
+        candidates.sort_by_key(|entry| std::cmp::Reverse(entry.weight));
+        candidates
     }
 
     pub(super) fn lacks_image(&self, entry: &Compatibility) -> bool {
@@ -236,8 +236,8 @@ impl CompatibilityDocument {
     }
 
     /// Whether two entries are about the same image.
-    pub(super) fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
-        self.keys == RuleKeys::Features || one.tag == other.tag
+    pub(super) fn same_image(&self, entry: &Compatibility, other: &Compatibility) -> bool {
+        self.keys == RuleKeys::Features || entry.tag == other.tag
     }
 }
 

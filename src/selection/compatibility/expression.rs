@@ -93,7 +93,7 @@ impl Expression {
             operator, values, ..
         } = written;
         let is_nfd = keys == RuleKeys::Features;
-        let some = |name| {
+        let with_values = |name| {
             let needed = is_nfd && values.is_empty();
             if needed {
                 Err(InvalidExpression::Values(name, 0))
@@ -101,21 +101,21 @@ impl Expression {
                 Ok(values.to_vec())
             }
         };
-        let none = |name, test| written.expect_values(keys, name, 0).map(|()| test);
+        let without_values = |name, test| written.expect_values(keys, name, 0).map(|()| test);
         let exclusive = (Bound::Excluded(()), Bound::Excluded(()));
         let inclusive = (Bound::Included(()), Bound::Included(()));
         let below = |bounds: (Bound<()>, Bound<()>)| (Bound::Unbounded, bounds.1);
         let above = |bounds: (Bound<()>, Bound<()>)| (bounds.0, Bound::Unbounded);
         Ok(Self(match operator {
-            "" if is_nfd => none("no operator", Test::Always)?,
-            "Exists" => none("Exists", Test::Exists)?,
-            "DoesNotExist" => none("DoesNotExist", Test::DoesNotExist)?,
-            "In" => Test::In(some("In")?),
+            "" if is_nfd => without_values("no operator", Test::Always)?,
+            "Exists" => without_values("Exists", Test::Exists)?,
+            "DoesNotExist" => without_values("DoesNotExist", Test::DoesNotExist)?,
+            "In" => Test::In(with_values("In")?),
             "NotIn" => Test::NotIn {
-                values: some("NotIn")?,
+                values: with_values("NotIn")?,
                 holds_if_missing: !is_nfd,
             },
-            "InRegexp" => Test::InRegexp(patterns(&some("InRegexp")?, is_nfd)?),
+            "InRegexp" => Test::InRegexp(patterns(&with_values("InRegexp")?, is_nfd)?),
             "Gt" => written.compare(keys, "Gt", above(exclusive))?,
             "Lt" => written.compare(keys, "Lt", below(exclusive))?,
             "Ge" if is_nfd => written.compare(keys, "Ge", above(inclusive))?,
@@ -124,8 +124,8 @@ impl Expression {
             "Lte" if !is_nfd => written.compare(keys, "Lte", below(inclusive))?,
             "GtLt" if is_nfd => written.compare(keys, "GtLt", exclusive)?,
             "GeLe" if is_nfd => written.compare(keys, "GeLe", inclusive)?,
-            "IsTrue" if is_nfd => none("IsTrue", Test::Is("true"))?,
-            "IsFalse" if is_nfd => none("IsFalse", Test::Is("false"))?,
+            "IsTrue" if is_nfd => without_values("IsTrue", Test::Is("true"))?,
+            "IsFalse" if is_nfd => without_values("IsFalse", Test::Is("false"))?,
             other => return Err(InvalidExpression::Operator(brief(other, MAX_TEXT))),
         }))
     }
@@ -143,8 +143,8 @@ impl Expression {
             return self.holds(Fact::Missing).then(Vec::new);
         }
         let usable = |values: &[String]| -> Vec<String> {
-            let usable = values.iter().filter(|value| is_label_value(value));
-            usable.cloned().collect()
+            let label_values = values.iter().filter(|value| is_label_value(value));
+            label_values.cloned().collect()
         };
         // The API server accepts no `In` without values.
         let is_one_of = |values: Vec<String>| {
@@ -161,16 +161,16 @@ impl Expression {
                 values,
                 holds_if_missing,
             } => {
-                let values = Some(usable(values)).filter(|usable| !usable.is_empty());
-                let others = values.map(|values| Requirement::new(key, Operator::NotIn, values));
+                let values = Some(usable(values)).filter(|values| !values.is_empty());
+                let exclusion = values.map(|values| Requirement::new(key, Operator::NotIn, values));
                 // In node affinity `NotIn` also holds for nodes without the label.
                 let exists = (!holds_if_missing)
                     .then(|| Requirement::new(key, Operator::Exists, Vec::new()));
-                Some(others.into_iter().chain(exists).collect())
+                Some(exclusion.into_iter().chain(exists).collect())
             }
             Test::InRegexp(_) | Test::Versions(..) => {
-                let seen = seen().into_iter();
-                let matching = seen.filter(|value| self.holds(Fact::Value(value)));
+                let seen_values = seen().into_iter();
+                let matching = seen_values.filter(|value| self.holds(Fact::Value(value)));
                 is_one_of(matching.map(str::to_owned).collect())
             }
             // A value of a label does not begin with a minus, so no label has a negative integer.
@@ -183,11 +183,11 @@ impl Expression {
                     let bound = bound?.to_string();
                     Some(Requirement::new(key, operator, vec![bound]))
                 };
-                let both = [
+                let bounds = [
                     bound(Operator::Gt, above),
                     bound(Operator::Lt, below.or(highest)),
                 ];
-                Some(both.into_iter().flatten().collect())
+                Some(bounds.into_iter().flatten().collect())
             }
             Test::Is(value) => is_one_of(vec![(*value).to_owned()]),
         }
@@ -322,7 +322,7 @@ fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpressio
 /// Compiles patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. An
 /// invalid pattern matches nothing, and with NFD makes the expression invalid.
 fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpression> {
-    let mut all = Vec::new();
+    let mut regexes = Vec::new();
     for text in texts {
         match RegexBuilder::new(text)
             .unicode(false)
@@ -330,12 +330,12 @@ fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpress
             .dfa_size_limit(MAX_PATTERN)
             .build()
         {
-            Ok(pattern) => all.push(pattern),
+            Ok(pattern) => regexes.push(pattern),
             Err(_) if is_nfd => return Err(InvalidExpression::Pattern(brief(text, MAX_TEXT))),
             Err(_) => {}
         }
     }
-    Ok(all)
+    Ok(regexes)
 }
 
 #[cfg(test)]

@@ -123,19 +123,22 @@ fn labels_of<'a>(
     labels: &'a BTreeMap<String, String>,
     prefix: &'a str,
 ) -> impl Iterator<Item = &'a str> {
-    let from = labels.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-    from.map_while(move |(key, _)| key.strip_prefix(prefix))
+    let range = labels.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+    range.map_while(move |(key, _)| key.strip_prefix(prefix))
 }
 
 impl NodeFeatures {
     #[must_use]
     pub fn only(&self, features: &BTreeSet<String>) -> Self {
         fn read_features<T: Clone>(
-            all: &BTreeMap<String, T>,
+            all_features: &BTreeMap<String, T>,
             features: &BTreeSet<String>,
         ) -> BTreeMap<String, T> {
-            let kept = all.iter().filter(|(name, _)| features.contains(*name));
-            kept.map(|(name, found)| (name.clone(), found.clone()))
+            let kept_features = all_features
+                .iter()
+                .filter(|(name, _)| features.contains(*name));
+            kept_features
+                .map(|(name, feature)| (name.clone(), feature.clone()))
                 .collect()
         }
         Self {
@@ -149,24 +152,26 @@ impl NodeFeatures {
     /// `None` if the feature is not read.
     #[must_use]
     pub fn read_by<F: Fn(&str) -> bool>(&self, elements: impl Fn(&str) -> Option<F>) -> Self {
-        fn read<T, F: Fn(&str) -> bool>(
-            all: &BTreeMap<String, T>,
+        fn reduce_features<T, F: Fn(&str) -> bool>(
+            features: &BTreeMap<String, T>,
             elements: impl Fn(&str) -> Option<F>,
-            read: impl Fn(&T, &dyn Fn(&str) -> bool) -> T,
+            reduce: impl Fn(&T, &dyn Fn(&str) -> bool) -> T,
         ) -> BTreeMap<String, T> {
-            let read = all.iter().filter_map(|(name, found)| {
+            let reduced = features.iter().filter_map(|(name, feature)| {
                 let is_read = elements(name)?;
-                Some((name.clone(), read(found, &is_read)))
+                Some((name.clone(), reduce(feature, &is_read)))
             });
-            read.collect()
+            reduced.collect()
         }
-        let attributes_of = |all: &BTreeMap<String, String>, is_read: &dyn Fn(&str) -> bool| {
-            let read = all.iter().filter(|(key, _)| is_read(key));
-            read.map(|(key, value)| (key.clone(), value.clone()))
+        let attributes_of = |attributes: &BTreeMap<String, String>,
+                             is_read: &dyn Fn(&str) -> bool| {
+            let read_attributes = attributes.iter().filter(|(key, _)| is_read(key));
+            read_attributes
+                .map(|(key, value)| (key.clone(), value.clone()))
                 .collect()
         };
         Self {
-            flags: read(&self.flags, &elements, |flags, is_read| Flags {
+            flags: reduce_features(&self.flags, &elements, |flags, is_read| Flags {
                 elements: flags
                     .elements
                     .iter()
@@ -174,15 +179,17 @@ impl NodeFeatures {
                     .cloned()
                     .collect(),
             }),
-            attributes: read(&self.attributes, &elements, |found, is_read| Attributes {
-                elements: attributes_of(&found.elements, is_read),
+            attributes: reduce_features(&self.attributes, &elements, |attributes, is_read| {
+                Attributes {
+                    elements: attributes_of(&attributes.elements, is_read),
+                }
             }),
-            instances: read(&self.instances, &elements, |found, is_read| {
-                let each = found.elements.iter().map(|instance| Instance {
+            instances: reduce_features(&self.instances, &elements, |instances, is_read| {
+                let reduced = instances.elements.iter().map(|instance| Instance {
                     attributes: attributes_of(&instance.attributes, is_read),
                 });
                 // Equal instances count once, and their order does not matter.
-                let distinct: BTreeSet<Instance> = each.collect();
+                let distinct: BTreeSet<Instance> = reduced.collect();
                 Instances {
                     elements: distinct.into_iter().collect(),
                 }
@@ -193,19 +200,20 @@ impl NodeFeatures {
     /// Adds the features of another object for the same node, as NFD does (`Features.MergeInto` of
     /// its API).
     pub fn merge(&mut self, other: &Self) {
-        for (name, found) in &other.flags {
-            let own = self.flags.entry(name.clone()).or_default();
-            own.elements.extend(found.elements.iter().cloned());
+        for (name, flags) in &other.flags {
+            let existing = self.flags.entry(name.clone()).or_default();
+            existing.elements.extend(flags.elements.iter().cloned());
         }
-        for (name, found) in &other.attributes {
-            let own = self.attributes.entry(name.clone()).or_default();
-            let found = found.elements.iter();
-            own.elements
-                .extend(found.map(|(key, value)| (key.clone(), value.clone())));
+        for (name, attributes) in &other.attributes {
+            let existing = self.attributes.entry(name.clone()).or_default();
+            let elements = attributes.elements.iter();
+            existing
+                .elements
+                .extend(elements.map(|(key, value)| (key.clone(), value.clone())));
         }
-        for (name, found) in &other.instances {
-            let own = self.instances.entry(name.clone()).or_default();
-            own.elements.extend(found.elements.iter().cloned());
+        for (name, instances) in &other.instances {
+            let existing = self.instances.entry(name.clone()).or_default();
+            existing.elements.extend(instances.elements.iter().cloned());
         }
     }
 

@@ -25,8 +25,8 @@ const FORMATS: [&dyn DocumentFormat; 3] = [&LabelRules, &FeatureRules, &Models];
 
 /// The format of layers with this media type.
 pub fn of_media_type(media_type: &str) -> Option<&'static dyn DocumentFormat> {
-    let mut all = FORMATS.into_iter();
-    all.find(|format| format.media_types().contains(&media_type))
+    let mut formats = FORMATS.into_iter();
+    formats.find(|format| format.media_types().contains(&media_type))
 }
 
 /// ocifit-k8s' documents: rules on node labels.

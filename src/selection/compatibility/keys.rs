@@ -27,20 +27,20 @@ impl LabelKeys {
 
     /// The keys that conditions read.
     pub(super) fn from_conditions<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
-        let mut all = Self::default();
+        let mut keys = Self::default();
         for condition in conditions {
             match condition {
                 FeatureMatch::Labels(expressions) => {
-                    all.keys
+                    keys.keys
                         .extend(expressions.iter().map(|(key, _)| key.clone()));
                 }
                 FeatureMatch::Feature { feature, .. } => {
-                    all.prefixes.insert(feature_label(feature, ""));
+                    keys.prefixes.insert(feature_label(feature, ""));
                 }
                 FeatureMatch::Never => {}
             }
         }
-        all
+        keys
     }
 }
 
@@ -75,7 +75,7 @@ impl FeatureKeys {
 
     /// The features that conditions read.
     pub(super) fn from_conditions<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
-        let mut all = Self::default();
+        let mut keys = Self::default();
         for condition in conditions {
             if let FeatureMatch::Feature {
                 feature,
@@ -88,18 +88,18 @@ impl FeatureKeys {
                     Some(_) => Elements::All,
                     None => Elements::Named(elements.collect()),
                 };
-                all.add_elements(feature, elements);
+                keys.add_elements(feature, elements);
             }
         }
-        all
+        keys
     }
 
     fn add_elements(&mut self, feature: &str, elements: Elements) {
         let nothing = || Elements::Named(BTreeSet::new());
-        let own = self.0.entry(feature.to_owned()).or_insert_with(nothing);
-        match (own, elements) {
-            (Elements::Named(own), Elements::Named(new)) => own.extend(new),
-            (own, Elements::All) => *own = Elements::All,
+        let existing = self.0.entry(feature.to_owned()).or_insert_with(nothing);
+        match (existing, elements) {
+            (Elements::Named(names), Elements::Named(new)) => names.extend(new),
+            (existing, Elements::All) => *existing = Elements::All,
             (Elements::All, Elements::Named(_)) => {}
         }
     }

@@ -50,8 +50,8 @@ pub fn is_requested(
     annotations: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
 ) -> bool {
-    let mut own = annotations.keys();
-    labels.contains_key(ocifit::ENABLED) || own.any(|key| key.starts_with(SELECT_IMAGE))
+    let mut keys = annotations.keys();
+    labels.contains_key(ocifit::ENABLED) || keys.any(|key| key.starts_with(SELECT_IMAGE))
 }
 
 /// The containers of a pod that ask for image selection. `containers`: their names and images.
@@ -64,15 +64,15 @@ pub fn requested(
     labels: &BTreeMap<String, String>,
     containers: &[(&str, &str)],
 ) -> Result<Vec<ImageSelection>, InvalidSelection> {
-    let mut all = Vec::new();
+    let mut selections = Vec::new();
     let model = annotations.get(ocifit::MODEL);
-    let from = annotations.range(SELECT_IMAGE.to_owned()..);
-    let own = from.map_while(|(key, value)| Some((key.strip_prefix(SELECT_IMAGE)?, value)));
-    for (container, document) in own {
+    let range = annotations.range(SELECT_IMAGE.to_owned()..);
+    let documents = range.map_while(|(key, value)| Some((key.strip_prefix(SELECT_IMAGE)?, value)));
+    for (container, document) in documents {
         if !containers.iter().any(|(name, _)| *name == container) {
             return Err(InvalidSelection::NoContainer(container.to_owned()));
         }
-        all.push(ImageSelection {
+        selections.push(ImageSelection {
             container: container.to_owned(),
             document: document.trim().to_owned(),
             model: model.cloned(),
@@ -93,11 +93,11 @@ pub fn requested(
         }
         for name in targets {
             // The annotation that names the container overrides the annotations of ocifit-k8s.
-            if !all
+            if !selections
                 .iter()
                 .any(|selection: &ImageSelection| selection.container == name)
             {
-                all.push(ImageSelection {
+                selections.push(ImageSelection {
                     container: name.to_owned(),
                     document: document.to_owned(),
                     model: model.cloned(),
@@ -105,10 +105,10 @@ pub fn requested(
             }
         }
     }
-    if all.len() > MAX_SELECTIONS {
+    if selections.len() > MAX_SELECTIONS {
         return Err(InvalidSelection::TooMany);
     }
-    Ok(all)
+    Ok(selections)
 }
 
 #[cfg(test)]
@@ -179,13 +179,15 @@ mod tests {
             ),
         ] {
             let found = requested(&map(&annotations), &map(&labels), &containers);
-            let found = found.map(|all| {
-                all.into_iter()
-                    .map(|one| (one.container, one.document))
+            let found = found.map(|selections| {
+                selections
+                    .into_iter()
+                    .map(|selection| (selection.container, selection.document))
                     .collect::<Vec<_>>()
             });
-            let expected = expected.map(|all: Vec<(&str, &str)>| {
-                all.into_iter()
+            let expected = expected.map(|pairs: Vec<(&str, &str)>| {
+                pairs
+                    .into_iter()
                     .map(|(a, b)| (a.to_owned(), b.to_owned()))
                     .collect::<Vec<_>>()
             });

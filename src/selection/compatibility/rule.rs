@@ -36,9 +36,9 @@ pub enum FeatureMatch {
 impl Rule {
     /// Whether the rule holds for a node.
     pub fn holds(&self, node: NodeFacts<'_>) -> bool {
-        let all = |list: &[FeatureMatch]| list.iter().all(|condition| condition.holds(node));
-        let any = self.any.is_empty() || self.any.iter().any(|list| all(list));
-        self.invalid.is_none() && any && all(&self.features)
+        let all_hold = |list: &[FeatureMatch]| list.iter().all(|condition| condition.holds(node));
+        let any_holds = self.any.is_empty() || self.any.iter().any(|list| all_hold(list));
+        self.invalid.is_none() && any_holds && all_hold(&self.features)
     }
 }
 
@@ -58,8 +58,8 @@ impl FeatureMatch {
     fn holds(&self, node: NodeFacts<'_>) -> bool {
         match self {
             Self::Labels(expressions) => {
-                let mut all = expressions.iter();
-                all.all(|(key, expression)| expression.holds(node.label(key)))
+                let mut pairs = expressions.iter();
+                pairs.all(|(key, expression)| expression.holds(node.label(key)))
             }
             Self::Feature {
                 feature,
@@ -88,9 +88,9 @@ pub(super) fn satisfies(
 /// Evaluates flags and attributes together; an instance has to satisfy all expressions alone
 /// (`MatchMulti` of NFD).
 fn satisfies_elements(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
-    let mut all = expressions.iter();
+    let mut pairs = expressions.iter();
     let by_names = feature.has_names()
-        && all.all(|(key, expression)| {
+        && pairs.all(|(key, expression)| {
             let by_flag = feature.flag(key).map(|fact| expression.holds(fact));
             let by_attribute = feature.attribute(key).map(|fact| expression.holds(fact));
             if expression.is_absence() {
@@ -101,7 +101,7 @@ fn satisfies_elements(feature: Feature<'_>, expressions: &[(String, Expression)]
         });
     by_names
         || feature.instances().iter().any(|instance| {
-            let mut all = expressions.iter();
-            all.all(|(key, expression)| expression.holds(instance.attribute(key)))
+            let mut instance_pairs = expressions.iter();
+            instance_pairs.all(|(key, expression)| expression.holds(instance.attribute(key)))
         })
 }

@@ -35,7 +35,10 @@ impl Work {
 
     fn add(&mut self, condition: &FeatureMatch) {
         let of_list = |list: &[(String, Expression)]| -> usize {
-            1 + list.iter().map(|(_, one)| one.cost()).sum::<usize>()
+            1 + list
+                .iter()
+                .map(|(_, expression)| expression.cost())
+                .sum::<usize>()
         };
         match condition {
             FeatureMatch::Labels(list) => self.fixed += of_list(list),

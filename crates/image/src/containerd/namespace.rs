@@ -133,12 +133,12 @@ impl ContentNamespace {
         let info = self.call("Content/Info", name, call).await?.into_inner();
         let held = info.info.unwrap_or_default().labels;
         let (key, value) = tag_label(name);
-        let others = held
+        let other_labels = held
             .iter()
             .filter(|(label, _)| label.starts_with(TAG) && **label != key);
         // Labels that are too old to be used are removed: containerd treats an empty value as
         // removal.
-        let (fresh, old): (Vec<_>, Vec<_>) = others
+        let (fresh, old): (Vec<_>, Vec<_>) = other_labels
             .partition(|(_, value)| seen_tag(value).is_some_and(|(_, age)| age < STALE_IF_ERROR));
         if fresh.len() >= MAX_TAGS {
             return Ok(());

@@ -171,7 +171,7 @@ impl Helpers {
             trace::cached("credentials", &key, held);
             return known;
         }
-        let (this, kept) = (self.clone(), key.clone());
+        let (this, answer_key) = (self.clone(), key.clone());
         let (program, server) = (format!("docker-credential-{helper}"), server.to_owned());
         let work = || async move {
             let answer = get(&program, &server).await.unwrap_or_else(|error| {
@@ -180,7 +180,7 @@ impl Helpers {
                 None
             });
             let answer: Vec<_> = answer.into_iter().collect();
-            this.answers.insert(kept, answer.clone(), ANSWER_TTL);
+            this.answers.insert(answer_key, answer.clone(), ANSWER_TTL);
             answer
         };
         let known = || self.answers.get(&key);

@@ -201,15 +201,15 @@ impl AuthorizationCache {
 
 /// The scopes of the challenge, with pull access to the repository added if no scope names the
 /// repository.
-fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
+fn scopes(challenge_scopes: Option<&str>, repository: &str) -> Vec<String> {
     let pull = format!("repository:{repository}:pull");
-    let mut scopes: Vec<String> = asked
+    let mut scopes: Vec<String> = challenge_scopes
         .unwrap_or_default()
         .split_whitespace()
         .map(str::to_owned)
         .collect();
-    let own = format!("repository:{repository}:");
-    if !scopes.iter().any(|scope| scope.starts_with(&own)) {
+    let prefix = format!("repository:{repository}:");
+    if !scopes.iter().any(|scope| scope.starts_with(&prefix)) {
         scopes.push(pull);
     }
     scopes

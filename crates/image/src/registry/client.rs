@@ -352,12 +352,12 @@ impl Registry {
             let authorization = self.answer_challenge(challenged, &what, &answer).await?;
             let header = authorization.header();
             request.origin_headers.insert(AUTHORIZATION, header);
-            let asked = request.url.origin();
+            let requested_origin = request.url.origin();
             answer = sender.exchange(request).await?;
             if answer.status != StatusCode::UNAUTHORIZED {
                 break;
             }
-            if answer.url.origin() == asked {
+            if answer.url.origin() == requested_origin {
                 // The token has expired, or does not suffice.
                 self.authorizations.forget(&token_key, &authorization);
             }

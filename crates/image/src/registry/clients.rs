@@ -45,7 +45,7 @@ pub struct TlsError(#[source] Arc<reqwest::Error>);
 pub(super) struct Clients {
     per_host: usize,
     dns: Dns,
-    kept: KeptHosts,
+    kept_hosts: KeptHosts,
     /// Created on first use, because reading the system's CA bundle costs time and memory.
     by_settings: Cache<ClientSettings, reqwest::Client>,
 }
@@ -100,7 +100,7 @@ impl Clients {
         Self {
             per_host,
             dns: Dns::new(allowed),
-            kept: KeptHosts::default(),
+            kept_hosts: KeptHosts::default(),
             by_settings: Cache::new(MAX_CLIENTS),
         }
     }
@@ -128,7 +128,7 @@ impl Clients {
             transport: transport.clone(),
             kind,
             check,
-            keeps_idle: self.kept.keep(&format!("{host}:{port}")),
+            keeps_idle: self.kept_hosts.keep(&format!("{host}:{port}")),
         };
         // A failure is not cached, because its cause may be fixed later.
         let made = self

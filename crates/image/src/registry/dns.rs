@@ -226,21 +226,21 @@ impl Dns {
 
     /// The absolute names that a name may mean, in the order of the C library (resolv.conf(5)).
     fn candidates(&self, name: &str) -> Vec<Name> {
-        let Ok(mut own) = Name::from_str_relaxed(name) else {
+        let Ok(mut parsed) = Name::from_str_relaxed(name) else {
             return Vec::new();
         };
-        if own.is_fqdn() {
-            return vec![own];
+        if parsed.is_fqdn() {
+            return vec![parsed];
         }
         let search = self.0.search.iter();
         let mut found: Vec<Name> = search
-            .filter_map(|domain| own.clone().append_domain(domain).ok())
+            .filter_map(|domain| parsed.clone().append_domain(domain).ok())
             .collect();
-        own.set_fqdn(true);
+        parsed.set_fqdn(true);
         if name.matches('.').count() >= self.0.ndots {
-            found.insert(0, own);
+            found.insert(0, parsed);
         } else {
-            found.push(own);
+            found.push(parsed);
         }
         found
     }
@@ -271,8 +271,8 @@ impl Dns {
 async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, Instant), NetError> {
     let v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
     let v6 = pin!(resolver.lookup(name, RecordType::AAAA));
-    let (first, other) = match select(v4, v6).await {
-        Either::Left(one) | Either::Right(one) => one,
+    let (first, pending) = match select(v4, v6).await {
+        Either::Left(answered) | Either::Right(answered) => answered,
     };
     let is_answer = |found: &Result<Lookup, NetError>| {
         found
@@ -280,9 +280,9 @@ async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, In
             .is_ok_and(|found| addresses_in(found).next().is_some())
     };
     let second = if is_answer(&first) {
-        tokio::time::timeout(OTHER_FAMILY, other).await.ok()
+        tokio::time::timeout(OTHER_FAMILY, pending).await.ok()
     } else {
-        Some(other.await)
+        Some(pending.await)
     };
     let answers = || first.iter().chain(second.iter().flatten());
     let addresses: Vec<IpAddr> = answers().flat_map(addresses_in).collect();

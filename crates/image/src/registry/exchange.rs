@@ -321,8 +321,8 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
             .duration_since(now)
             .ok()
     };
-    let asked = seconds.or_else(date).unwrap_or(DEFAULT_RETRY_AFTER);
-    asked.clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
+    let pause = seconds.or_else(date).unwrap_or(DEFAULT_RETRY_AFTER);
+    pause.clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
 }
 
 #[cfg(test)]

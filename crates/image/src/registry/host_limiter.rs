@@ -48,7 +48,7 @@ pub(super) struct HostLimiters {
     hosts: InUseCache<HostLimiter>,
     /// By tenant: paused hosts that delayed this tenant, the latest first. They stay in `hosts`,
     /// because a value that is in use is not dropped.
-    kept: Cache<String, Arc<Mutex<VecDeque<Arc<HostLimiter>>>>>,
+    kept_by_tenant: Cache<String, Arc<Mutex<VecDeque<Arc<HostLimiter>>>>>,
     per_host: usize,
 }
 
@@ -90,7 +90,7 @@ impl HostLimiters {
     pub(super) fn new(per_host: usize) -> Self {
         Self {
             hosts: in_use_cache(MAX_HOSTS),
-            kept: Cache::new(MAX_TENANTS),
+            kept_by_tenant: Cache::new(MAX_TENANTS),
             per_host,
         }
     }
@@ -115,11 +115,11 @@ impl HostLimiters {
             return;
         };
         let empty = || Ok::<_, Infallible>(Arc::default());
-        let Ok(kept) = self.kept.get_or_insert_with(tenant, empty);
-        let mut kept = kept.lock();
-        kept.retain(|other| other.is_paused() && !Arc::ptr_eq(other, &limiter));
-        kept.push_front(limiter);
-        kept.truncate(MAX_KEPT);
+        let Ok(kept_hosts) = self.kept_by_tenant.get_or_insert_with(tenant, empty);
+        let mut kept_hosts = kept_hosts.lock();
+        kept_hosts.retain(|other| other.is_paused() && !Arc::ptr_eq(other, &limiter));
+        kept_hosts.push_front(limiter);
+        kept_hosts.truncate(MAX_KEPT);
     }
 
     /// Number of hosts that get no requests from at least one principal.

@@ -74,7 +74,7 @@ impl TokenEndpoints {
             || parent_domain(registry).is_some_and(is_under)
             || WELL_KNOWN
                 .iter()
-                .any(|(of, template)| is_well_known(registry, host, of, template))
+                .any(|(domain, template)| is_well_known(registry, host, domain, template))
             || self.0.iter().any(is_configured)
         {
             Ok(())
@@ -87,10 +87,10 @@ impl TokenEndpoints {
     }
 }
 
-fn is_well_known(registry: &str, host: &str, of: &str, template: &str) -> bool {
-    match label_before(registry, of) {
+fn is_well_known(registry: &str, host: &str, domain: &str, template: &str) -> bool {
+    match label_before(registry, domain) {
         Some(label) => template.replace("{}", label) == host,
-        None => registry == of && template == host,
+        None => registry == domain && template == host,
     }
 }
 

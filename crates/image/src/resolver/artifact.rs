@@ -309,8 +309,8 @@ impl ResolverInner {
                 summary::verify(DocumentKind::Manifest, digest, None, &root)?;
                 artifact = parse(digest, &root)?;
                 let layers = query.kind.layers;
-                let own = query.read_layers(&source, &artifact, layers).await?;
-                if let Some(mut content) = own {
+                let own_content = query.read_layers(&source, &artifact, layers).await?;
+                if let Some(mut content) = own_content {
                     content.digest = digest.to_string();
                     content.subject = artifact.subject.map(|subject| subject.digest);
                     return Ok((content, false));
@@ -393,9 +393,10 @@ impl ResolverInner {
                     .push(async move { self.read_referrer(context, source, query, &digest).await });
             }
             let contents = futures::future::try_join_all(reads).await?;
-            let found = chunk.iter().copied().zip(contents);
-            let found = found.filter_map(|(digest, content)| Some((digest, Arc::new(content?))));
-            attached.extend(found);
+            let by_digest = chunk.iter().copied().zip(contents);
+            let by_digest =
+                by_digest.filter_map(|(digest, content)| Some((digest, Arc::new(content?))));
+            attached.extend(by_digest);
         }
         if attached.is_empty() {
             return Err(query.nothing_attached(digest));

@@ -33,8 +33,10 @@ impl RequestContext {
         let origin = found.origin.and(origin);
         let credentials = self.credentials.iter();
         let credential = origin.credential.and_then(|needed| {
-            let mut own = credentials.filter(|credential| credential.fingerprint() == needed);
-            own.next().map(|credential| credential.source().clone())
+            let mut matching = credentials.filter(|credential| credential.fingerprint() == needed);
+            matching
+                .next()
+                .map(|credential| credential.source().clone())
         });
         Resolved {
             reference: self.reference,
@@ -65,8 +67,10 @@ impl RequestContext {
         if self.isolated.is_some() {
             return vec![self.summary_scope()];
         }
-        let own = self.fingerprints().into_iter().map(CacheScope::Credential);
-        std::iter::once(CacheScope::Public).chain(own).collect()
+        let credential_scopes = self.fingerprints().into_iter().map(CacheScope::Credential);
+        std::iter::once(CacheScope::Public)
+            .chain(credential_scopes)
+            .collect()
     }
 
     /// Scope of an answer that required `credential`, or none.

@@ -54,9 +54,9 @@ impl ResolverInner {
             }
         };
         self.caches.forget_failure(&subject, &fingerprints);
-        let asked = document_source.asked_registry.load(Ordering::Relaxed);
+        let asked_registry = document_source.asked_registry.load(Ordering::Relaxed);
         let summary = self.caches.intern(summary);
-        let source = if asked {
+        let source = if asked_registry {
             ResolutionSource::Registry
         } else {
             ResolutionSource::Containerd
@@ -76,7 +76,7 @@ impl ResolverInner {
         };
         if let Some(store) = self.store() {
             known.last_touched = Store::today();
-            if asked {
+            if asked_registry {
                 store.store_documents(&found.digest, documents);
             } else {
                 store.touch(&found.digest);

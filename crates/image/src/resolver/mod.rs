@@ -226,8 +226,8 @@ impl Resolver {
         let result = self.resolve_inner(request).await;
         match &result {
             Ok(resolved) => {
-                let asked = resolved.source == ResolutionSource::Registry;
-                let registry = asked.then(|| resolved.reference.registry());
+                let asked_registry = resolved.source == ResolutionSource::Registry;
+                let registry = asked_registry.then(|| resolved.reference.registry());
                 metrics.observe(started, registry, Ok(resolved.source.as_str()));
             }
             // Errors are rare, so parsing again is cheaper than cloning the reference for every
@@ -343,8 +343,8 @@ impl Resolver {
     ) -> Result<Vec<CredentialSource>, ImageError> {
         let mut context = self.context(&request)?;
         self.0.add_credentials(&mut context, request.keyring).await;
-        let found = context.credentials.iter();
-        Ok(found
+        let credentials = context.credentials.iter();
+        Ok(credentials
             .map(|credential| credential.source().clone())
             .collect())
     }

@@ -111,13 +111,13 @@ impl ResolverInner {
         ttl: Duration,
         loaded: Result<(), ContainerdUnavailable>,
     ) -> Result<ResolvedDigest, TagLookupError> {
-        let asked = match (self.containerd.as_ref(), loaded) {
+        let recorded = match (self.containerd.as_ref(), loaded) {
             (Some(containerd), Ok(())) => containerd.record(&context.reference).await,
             (Some(_), Err(ContainerdUnavailable)) => Err(ContainerdUnavailable),
             (None, _) => Ok(None),
         };
-        let without_containerd = asked.is_err();
-        let record = match asked.unwrap_or_default() {
+        let without_containerd = recorded.is_err();
+        let record = match recorded.unwrap_or_default() {
             // An older record is only a fallback. With any policy but `Always` this node would run
             // the recorded image, but the pod may run on another node.
             Some(record) if record.age < ttl => {

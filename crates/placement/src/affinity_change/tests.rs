@@ -154,8 +154,8 @@ fn a_contradiction_is_required_of_every_term() {
     let change = run(Some(&arm));
     let require = change.require.clone().unwrap();
     assert_eq!(require.terms, [0]);
-    let all = json!([{"matchExpressions": [on(&["arm64"]), on(&["amd64"]), on(&["arm64", "s390x"]), nowhere]}]);
-    let mut added = required(all);
+    let terms = json!([{"matchExpressions": [on(&["arm64"]), on(&["amd64"]), on(&["arm64", "s390x"]), nowhere]}]);
+    let mut added = required(terms);
     let expressions = &added.required_terms().unwrap()[0].match_expressions;
     assert_eq!(
         require.alternatives()[0].match_expressions,
@@ -183,7 +183,7 @@ fn preferences_are_for_architectures_that_the_images_have() {
         )
     };
     let zone = json!([{"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}]);
-    let own = json!([{"weight": 1, "preference": {"matchExpressions": [{"key": OLD_LABEL, "operator": "In", "values": ["amd64"]}]}}]);
+    let on_old_label = json!([{"weight": 1, "preference": {"matchExpressions": [{"key": OLD_LABEL, "operator": "In", "values": ["amd64"]}]}}]);
     let field = required(
         json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]),
     );
@@ -194,7 +194,7 @@ fn preferences_are_for_architectures_that_the_images_have() {
     for (affinity, expected) in [
         (None, arm.clone()),
         (Some(preferred(zone)), arm),
-        (Some(preferred(own)), vec![]),
+        (Some(preferred(on_old_label)), vec![]),
         (Some(field), vec![]),
     ] {
         assert_eq!(

@@ -31,11 +31,14 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
         return undo;
     };
     // Everybody who may write a pod may write its annotations, and so the record.
-    let own = change.require.as_ref().filter(|own| own.is_possible());
-    if let (Some(own), Some(required)) = (own, &mut node.required) {
-        let (alternatives, terms) = (own.alternatives(), &mut required.node_selector_terms);
+    let require = change
+        .require
+        .as_ref()
+        .filter(|require| require.is_possible());
+    if let (Some(require), Some(required)) = (require, &mut node.required) {
+        let (alternatives, terms) = (require.alternatives(), &mut required.node_selector_terms);
         match alternatives.as_slice() {
-            made if own.terms.is_empty() => {
+            made if require.terms.is_empty() => {
                 undo.terms = remove_each(terms, made.iter().cloned());
                 // The API server accepts no empty list.
                 if terms.is_empty() {
@@ -44,9 +47,9 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
                     node.required = None;
                 }
             }
-            [added] => undo.expressions = remove_expressions(terms, own, added),
+            [added] => undo.expressions = remove_expressions(terms, require, added),
             several => {
-                undo = remove_repeated(terms, own, several).unwrap_or_default();
+                undo = remove_repeated(terms, require, several).unwrap_or_default();
             }
         }
     }
@@ -61,7 +64,7 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
 /// term that has it.
 fn remove_expressions(
     terms: &mut [NodeSelectorTerm],
-    own: &Require,
+    require: &Require,
     added: &NodeSelectorTerm,
 ) -> Vec<(usize, usize)> {
     // A single remaining expression was written by the author: without it the term would match no
@@ -75,9 +78,11 @@ fn remove_expressions(
     };
     let expressions = added.match_expressions.iter();
     // The terms that have each expression are searched once, and not for each addition.
-    let mut expressions: Vec<_> = expressions.map(|one| (one, holders(one))).collect();
+    let mut expressions: Vec<_> = expressions
+        .map(|expression| (expression, holders(expression)))
+        .collect();
     let mut found = Vec::new();
-    for term in &own.terms {
+    for term in &require.terms {
         for (expression, holders) in &mut expressions {
             let places = std::iter::once(*term).filter(|term| holders.contains(term));
             let Some(place) = places.chain(holders.first().copied()).next() else {
@@ -105,11 +110,11 @@ fn remove_expressions(
 /// equal an alternative.
 fn remove_repeated(
     terms: &mut Vec<NodeSelectorTerm>,
-    own: &Require,
+    require: &Require,
     alternatives: &[NodeSelectorTerm],
 ) -> Option<AffinityUndo> {
     let count = alternatives.len();
-    let places = own.terms.iter().enumerate();
+    let places = require.terms.iter().enumerate();
     // Each earlier term was repeated once per alternative, which moved the later terms.
     let places = places.map(|(before, index)| index.checked_add(before * (count - 1)));
     let places: Vec<usize> = places.collect::<Option<_>>()?;
@@ -126,9 +131,9 @@ fn remove_repeated(
     for place in places.into_iter().rev() {
         let first = &alternatives.first()?.match_expressions;
         for expression in first.iter().rev() {
-            let own = &mut terms.get_mut(place)?.match_expressions;
-            let at = own.iter().rposition(|kept| kept == expression)?;
-            own.remove(at);
+            let expressions = &mut terms.get_mut(place)?.match_expressions;
+            let at = expressions.iter().rposition(|kept| kept == expression)?;
+            expressions.remove(at);
             undo.expressions.push((place, at));
         }
         let copies = place + 1..place + count;
@@ -143,9 +148,9 @@ fn remove_repeated(
 fn without(term: &NodeSelectorTerm, alternative: &NodeSelectorTerm) -> Option<NodeSelectorTerm> {
     let mut rest = term.clone();
     for expression in alternative.match_expressions.iter().rev() {
-        let own = &mut rest.match_expressions;
-        let at = own.iter().rposition(|kept| kept == expression)?;
-        own.remove(at);
+        let expressions = &mut rest.match_expressions;
+        let at = expressions.iter().rposition(|kept| kept == expression)?;
+        expressions.remove(at);
     }
     Some(rest).filter(|rest| !rest.match_expressions.is_empty())
 }

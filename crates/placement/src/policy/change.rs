@@ -168,8 +168,8 @@ fn preferred_among(set: &Architectures, preferences: &Preferences) -> Vec<Prefer
     let preferences = preferences.iter();
     let preferences =
         preferences.filter(|(name, weight)| **weight > 0 && set.contains(name.as_str()));
-    let preferred = preferences.map(|(one, weight)| Preference {
-        architecture: one.clone(),
+    let preferred = preferences.map(|(name, weight)| Preference {
+        architecture: name.clone(),
         weight: *weight,
     });
     preferred.collect()

@@ -176,10 +176,10 @@ proptest! {
         // A decided architecture is one of every image, or one that can run the image.
         if let Decision::Architectures(shared) = &forward {
             for image in &images {
-                let own = image.architectures(&linux).unwrap();
+                let native = image.architectures(&linux).unwrap();
                 for architecture in shared.names() {
-                    let runs_386 = architecture.as_str() == "amd64" && own.contains("386");
-                    prop_assert!(own.contains(architecture.as_str()) || runs_386);
+                    let runs_386 = architecture.as_str() == "amd64" && native.contains("386");
+                    prop_assert!(native.contains(architecture.as_str()) || runs_386);
                 }
             }
         }
@@ -230,19 +230,19 @@ fn rules_and_affinity_come_on_top() {
             change.affinity.require.is_some(),
         )
     };
-    let own = "kubernetes.io/arch";
+    let arch_key = "kubernetes.io/arch";
     let on = |names: &[&str]| Decision::Architectures(set(names));
     assert_eq!(
         keys(&on(&["amd64", "arm64"]), AffinityAccess::Narrowing),
-        (format!("{own} {own} pool"), true)
+        (format!("{arch_key} {arch_key} pool"), true)
     );
     assert_eq!(
         keys(&on(&["amd64"]), AffinityAccess::Closed),
-        (own.to_owned(), false)
+        (arch_key.to_owned(), false)
     );
     assert_eq!(
         keys(&Decision::TolerateAll, AffinityAccess::Open),
-        (own.to_owned(), false)
+        (arch_key.to_owned(), false)
     );
     assert_eq!(
         keys(&Decision::NoCommonArchitecture, AffinityAccess::Open),

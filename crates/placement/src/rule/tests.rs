@@ -37,20 +37,24 @@ fn describe_applied_rules(
         is_new: true,
     };
     let applied = apply(rules, pod);
-    let all = |one: &[Requirement]| {
-        let texts: Vec<String> = one.iter().map(ToString::to_string).collect();
+    let text_of = |requirements: &[Requirement]| {
+        let texts: Vec<String> = requirements.iter().map(ToString::to_string).collect();
         texts.join(" and ")
     };
     let required = applied.demands.required();
     let required = if required.is_every() {
         Vec::new()
     } else {
-        required.terms().iter().map(|one| all(one)).collect()
+        required
+            .terms()
+            .iter()
+            .map(|requirements| text_of(requirements))
+            .collect()
     };
     let preferred = applied.demands.preferred(false);
     let preferred = preferred.iter();
     let preferred = preferred
-        .map(|preference| format!("{} {}", preference.weight, all(&preference.expressions)));
+        .map(|preference| format!("{} {}", preference.weight, text_of(&preference.expressions)));
     let tolerations = applied.demands.tolerations().map(ToString::to_string);
     let left_out = applied.left_out.iter().map(ToString::to_string);
     [
@@ -97,8 +101,8 @@ fn rules_select_pods_by_their_labels_and_namespaces() {
         ),
         ("pool=x", "", ["pool in (x)", "", "", ""]),
     ] {
-        let said = describe_applied_rules(&rules, pod, namespace, &none);
-        assert_eq!(said, expected, "{pod} {namespace}");
+        let texts = describe_applied_rules(&rules, pod, namespace, &none);
+        assert_eq!(texts, expected, "{pod} {namespace}");
     }
 }
 
@@ -174,7 +178,8 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
     let rules = rules(
         "- {name: one, runtimeClass: fast, nodes: [pool]}\n- {name: two, pods: app=web, runtimeClass: slow, nodes: [zone]}\n",
     );
-    let other = "rule one is left out: the pod has another runtime class, which cannot be changed";
+    let other_class =
+        "rule one is left out: the pod has another runtime class, which cannot be changed";
     let later = "rule two is left out: rules before it require another runtime class";
     let existing = "rule one is left out: a runtime class can be set only when a pod is created";
     for (app, class, is_new, expected, names, left_out) in [
@@ -182,9 +187,9 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
         ("db", None, false, None, &[], existing),
         ("db", Some("fast"), true, None, &["one"], ""),
         ("db", Some("fast"), false, None, &["one"], ""),
-        ("db", Some("slow"), true, None, &[], other),
+        ("db", Some("slow"), true, None, &[], other_class),
         ("web", None, true, Some("fast"), &["one"], later),
-        ("web", Some("slow"), true, None, &["two"], other),
+        ("web", Some("slow"), true, None, &["two"], other_class),
     ] {
         let case = format!("{app} {class:?} {is_new}");
         let labels = labels(&format!("app={app}"));
@@ -201,7 +206,7 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
         let applied = apply(&rules, pod);
         assert_eq!(applied.demands.class(), expected, "{case}");
         assert_eq!(applied.demands.rules().collect::<Vec<_>>(), names, "{case}");
-        let told: Vec<_> = applied.left_out.iter().map(ToString::to_string).collect();
-        assert_eq!(told.join("; "), left_out, "{case}");
+        let reasons: Vec<_> = applied.left_out.iter().map(ToString::to_string).collect();
+        assert_eq!(reasons.join("; "), left_out, "{case}");
     }
 }

@@ -160,9 +160,9 @@ pub(super) fn requirements(
         .collect();
     // A proof with all features of a lower proof, and more, selects no further node.
     let is_new = move |index: usize| {
-        let (before, own) = features.split_at(index);
+        let (before, rest) = features.split_at(index);
         let mut before = before.iter();
-        own.first()
+        rest.first()
             .is_some_and(|features| !before.any(|lower| features.is_superset(lower)))
     };
     let models = sufficient
@@ -189,43 +189,43 @@ impl Proof {
 
     /// All features that the variant needs.
     pub(super) fn all_features(&'static self) -> Vec<&'static str> {
-        let (mut all, mut next) = (Vec::new(), Some(self));
+        let (mut features, mut next) = (Vec::new(), Some(self));
         while let Some(proof) = next {
-            all.splice(0..0, proof.features.iter().copied());
+            features.splice(0..0, proof.features.iter().copied());
             let is_base = |other: &&Self| {
                 other.architecture == proof.architecture && other.variant == proof.and_of
             };
             next = PROOFS.iter().find(is_base);
         }
-        all
+        features
     }
 
     fn is_given_by(&'static self, labels: &BTreeMap<String, String>) -> bool {
-        let has = |feature: &&str| {
+        let has_feature = |feature: &&str| {
             let label = labels.get(&format!("{CPUID}{feature}"));
             label.is_some_and(|value| value == "true")
         };
-        let by_level = has(&self.level);
-        let publishes_levels = !self.level.is_empty() && has(&LOWEST_LEVEL);
-        let by_features = || !publishes_levels && self.all_features().iter().all(has);
+        let by_level = has_feature(&self.level);
+        let publishes_levels = !self.level.is_empty() && has_feature(&LOWEST_LEVEL);
+        let by_features = || !publishes_levels && self.all_features().iter().all(has_feature);
         by_level || by_features() || self.models.iter().any(|models| models.include(labels))
     }
 
     /// The level or, where NFD does not publish levels, the features.
     fn on_cpuid(&'static self) -> Vec<Vec<Requirement>> {
-        let is = |feature: &str, operator| {
+        let requirement = |feature: &str, operator| {
             let label = format!("{CPUID}{feature}");
             Requirement::new(&label, operator, vec!["true".to_owned()])
         };
         let features = self.all_features().into_iter();
-        let features = features.map(|feature| is(feature, Operator::In));
+        let features = features.map(|feature| requirement(feature, Operator::In));
         if self.level.is_empty() {
             return vec![features.collect()];
         }
         // Also matches nodes without the label.
-        let no_level = is(LOWEST_LEVEL, Operator::NotIn);
+        let no_level = requirement(LOWEST_LEVEL, Operator::NotIn);
         vec![
-            vec![is(self.level, Operator::In)],
+            vec![requirement(self.level, Operator::In)],
             features.chain([no_level]).collect(),
         ]
     }

@@ -26,18 +26,18 @@ fn architecture(name: &str) -> Architecture {
 }
 
 /// Labels of a node: its own variant, and CPU features.
-fn labels(own: Option<&str>, features: &str) -> BTreeMap<String, String> {
-    let own = own.map(|variant| (LABEL.to_owned(), variant.to_owned()));
+fn labels(variant: Option<&str>, features: &str) -> BTreeMap<String, String> {
+    let label = variant.map(|variant| (LABEL.to_owned(), variant.to_owned()));
     let features = features.split_whitespace();
     let features = features.map(|name| (format!("{CPUID}{name}"), "true".to_owned()));
-    own.into_iter().chain(features).collect()
+    label.into_iter().chain(features).collect()
 }
 
 #[test]
 fn labels_say_the_variant_of_a_node() {
     let v4 = "AVX AVX2 FMA3 AVX512F AVX512BW AVX512CD AVX512DQ AVX512VL";
     let v85 = "ATOMICS ASIMDRDM CRC32 DCPOP JSCVT FCMA LRCPC PACA ASIMDDP FLAGM USCAT ILRCPC DIT DCPODP FLAGM2 FRINT SB";
-    for (name, own, features, expected) in [
+    for (name, variant, features, expected) in [
         ("amd64", None, "", None),
         ("amd64", None, "AESNI AVX", Some("v2")),
         ("amd64", None, "AVX AVX2", Some("v2")),
@@ -80,12 +80,12 @@ fn labels_say_the_variant_of_a_node() {
         ("arm64", None, v4, None),
         ("s390x", Some("z14"), "", None),
     ] {
-        let labels = labels(own, features);
+        let labels = labels(variant, features);
         let found = policy(UnknownVariants::Prefer).variant_by_labels(&architecture(name), &labels);
         let name_of = found.map(NodeVariant::name);
-        assert_eq!(name_of, expected, "{name} {own:?} {features}");
+        assert_eq!(name_of, expected, "{name} {variant:?} {features}");
         let is_exact = found.is_some_and(|found| matches!(found, NodeVariant::Exactly(_)));
-        assert_eq!(is_exact, found.is_some() && own == name_of);
+        assert_eq!(is_exact, found.is_some() && variant == name_of);
     }
 }
 
@@ -101,11 +101,11 @@ fn proofs_are_in_order() {
             [proof.variant]
         );
         let features: std::collections::BTreeSet<_> = proof.all_features().into_iter().collect();
-        for (other, later) in PROOFS.iter().enumerate() {
+        for (later_index, later) in PROOFS.iter().enumerate() {
             if later.architecture == proof.architecture
                 && sufficient.contains(&architecture, later.variant)
             {
-                assert!(other >= index);
+                assert!(later_index >= index);
                 assert!(
                     later
                         .all_features()
@@ -276,11 +276,11 @@ fn what_is_considered() {
 /// With `taint.variants`.
 #[test]
 fn taints_and_tolerations_of_variants() {
-    let value = |name: &str, own: Option<&str>| {
+    let value = |name: &str, variant: Option<&str>| {
         let policy = policy(UnknownVariants::Prefer);
-        policy.taint_value(&architecture(name), &labels(own, ""))
+        policy.taint_value(&architecture(name), &labels(variant, ""))
     };
-    for (name, own, expected) in [
+    for (name, variant, expected) in [
         ("amd64", None, "amd64"),
         ("amd64", Some("v1"), "amd64"),
         ("amd64", Some("v3"), "amd64-v3"),
@@ -291,7 +291,7 @@ fn taints_and_tolerations_of_variants() {
         ("riscv64", Some("rva23u64"), "riscv64-rva23u64"),
         ("s390x", Some("z14"), "s390x"),
     ] {
-        assert_eq!(value(name, own), expected, "{name} {own:?}");
+        assert_eq!(value(name, variant), expected, "{name} {variant:?}");
         assert_eq!(architecture_of(expected), Some(architecture(name)));
     }
     // A variant that only features prove is in the taint only with `require`.
@@ -462,18 +462,18 @@ proptest::proptest! {
         // NFD publishes a level with those below it.
         levels in 0_usize..5,
         all_of in proptest::option::of(0..PROOFS.len()),
-        own in proptest::option::of(proptest::sample::select(&["v1", "v2", "v3", "v4", "v8", "v8.2", "v9", "other"][..])),
+        variant in proptest::option::of(proptest::sample::select(&["v1", "v2", "v3", "v4", "v8", "v8.2", "v9", "other"][..])),
         model in proptest::option::of(proptest::sample::select(&[("ARM", "53441"), ("ARM", "53379"), ("Ampere", "44080")][..])),
         needs in proptest::sample::select(&["amd64/v2", "amd64/v3", "amd64/v4", "arm64/v8.1", "arm64/v8.2", "arm64/v8.6", "arm64/v9", "arm64/v9.1", "arm64/v8.6,arm64/v9"][..]),
     ) {
-        let mut all = features.join(" ");
+        let mut names = features.join(" ");
         for level in ["X86_64_V1", "X86_64_V2", "X86_64_V3", "X86_64_V4"].iter().take(levels) {
-            all = format!("{all} {level}");
+            names = format!("{names} {level}");
         }
         for name in all_of.into_iter().flat_map(|index| PROOFS[index].all_features()) {
-            all = format!("{all} {name}");
+            names = format!("{names} {name}");
         }
-        let mut labels = labels(own, &all);
+        let mut labels = labels(variant, &names);
         if let Some((vendor, number)) = model {
             labels.insert(VENDOR.to_owned(), vendor.to_owned());
             labels.insert(MODEL.to_owned(), number.to_owned());

@@ -66,6 +66,10 @@ fn the_secret_holds_it_and_shows_no_key() {
     with_other_key.current.key = made(&["a.svc".to_owned()], SystemTime::now()).current.key;
     assert!(!with_other_key.is_usable(), "a key of another certificate");
     let mut with_other_authority = stored.clone();
-    with_other_authority.authorities = made(&["a.svc".to_owned()], SystemTime::now() - HOUR).authorities;
-    assert!(!with_other_authority.is_usable(), "an authority of another certificate");
+    with_other_authority.authorities =
+        made(&["a.svc".to_owned()], SystemTime::now() - HOUR).authorities;
+    assert!(
+        !with_other_authority.is_usable(),
+        "an authority of another certificate"
+    );
 }

@@ -213,7 +213,8 @@ fn labels(
         .into_iter()
         .chain(variant_label)
         .chain(features.filter(|_| has_v3));
-    labels.map(|(key, value)| (key.to_owned(), value.to_owned()))
+    labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
 }
 

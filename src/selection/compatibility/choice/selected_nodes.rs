@@ -95,12 +95,13 @@ impl SelectedNodes {
     /// each alternative.
     fn is_large(&self) -> bool {
         let preferred = self.preferred.iter().map(|term| &term.expressions);
-        let all = || self.required.terms().iter().chain(preferred.clone());
-        let values = |all: &Vec<Requirement>| {
-            all.iter()
+        let all_terms = || self.required.terms().iter().chain(preferred.clone());
+        let has_many_values = |term: &Vec<Requirement>| {
+            term.iter()
                 .any(|requirement| requirement.values.len() > MAX_HOSTS)
         };
-        all().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS || all().any(values)
+        all_terms().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS
+            || all_terms().any(has_many_values)
     }
 }
 
@@ -115,9 +116,9 @@ impl<'a> Choice<'a> {
     pub fn nodes(&self) -> Option<SelectedNodes> {
         let best = (self.best.entry, self.alternatives(&self.best)?);
         // Further entries with the same image may be left out: they only widen the affinity.
-        let further = self.further.iter().take(MAX_ENTRIES);
-        let further = further.filter_map(|fit| self.expressed(fit));
-        let fits: Vec<_> = std::iter::once(best).chain(further).collect();
+        let further_fits = self.further.iter().take(MAX_ENTRIES);
+        let further_fits = further_fits.filter_map(|fit| self.expressed(fit));
+        let fits: Vec<_> = std::iter::once(best).chain(further_fits).collect();
         let lowest = self.fits().map(|fit| fit.entry.weight).min();
         let mut nodes = SelectedNodes::default();
         if lowest.is_some_and(|lowest| lowest < self.highest()) {
@@ -177,40 +178,46 @@ impl<'a> Choice<'a> {
 
     fn selects_what_fits(&self, fit: &Fit<'_>, set: &NodeSet) -> bool {
         let requirements = set.terms().iter().flatten();
-        let size: usize = requirements.map(|one| 1 + one.values.len()).sum();
+        let size: usize = requirements
+            .map(|requirement| 1 + requirement.values.len())
+            .sum();
         if size.saturating_mul(self.considered.len()) > MAX_COMPARISONS {
             return false;
         }
         let mut groups = self.considered.iter().zip(&fit.satisfying);
         groups.all(|(group, is_satisfying)| {
-            let mut all = set.terms().iter();
-            all.any(|one| selects(one, group)) == *is_satisfying
+            let mut terms = set.terms().iter();
+            terms.any(|term| selects(term, group)) == *is_satisfying
         })
     }
 }
 
-fn selects_some(all: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
+fn selects_some(term: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
     let mut groups = groups.iter();
-    groups.any(|group| selects(all, group))
+    groups.any(|group| selects(term, group))
 }
 
 /// Whether requirements select nodes of a group. Called for each requirement and group, so it
 /// copies nothing.
-fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
+fn selects(requirements: &[Requirement], group: &NodeGroup<'_>) -> bool {
     let labels = group.facts.labels;
     // Nodes of a group differ in their names.
     let is_by_host =
         |requirement: &&Requirement| requirement.key == HOSTNAME && !labels.contains_key(HOSTNAME);
-    let mut by_label = all.iter().filter(|requirement| !is_by_host(requirement));
-    let named = |host: &String| {
-        let mut by_host = all.iter().filter(is_by_host);
+    let mut by_label = requirements
+        .iter()
+        .filter(|requirement| !is_by_host(requirement));
+    let selects_host = |host: &String| {
+        let mut by_host = requirements.iter().filter(is_by_host);
         by_host.all(|requirement| {
             requirement.operator == Operator::In && requirement.values.contains(host)
         })
     };
     by_label.all(|requirement| requirement.selects(labels))
-        && (!all.iter().any(|requirement| is_by_host(&requirement))
-            || group.hosts.iter().any(named))
+        && (!requirements
+            .iter()
+            .any(|requirement| is_by_host(&requirement))
+            || group.hosts.iter().any(selects_host))
 }
 
 /// A term for each alternative of each entry with a weight. Alternatives that hold for all nodes
@@ -255,27 +262,27 @@ impl Fit<'_> {
         if conditions.map(FeatureMatch::size).sum::<usize>() > MAX_EXPRESSIONS {
             return None;
         }
-        let mut all = NodeSet::every();
+        let mut nodes = NodeSet::every();
         for rule in &self.entry.rules {
-            all = product(&all, &self.of_rule(rule)?)?;
+            nodes = product(&nodes, &self.of_rule(rule)?)?;
         }
-        Some(all)
+        Some(nodes)
     }
 
     fn of_rule(&self, rule: &Rule) -> Option<NodeSet> {
-        let all = self.of_conditions(&rule.features)?;
+        let nodes = self.of_conditions(&rule.features)?;
         if rule.any.is_empty() {
-            return Some(all);
+            return Some(nodes);
         }
-        let any = rule.any.iter();
-        let any: Option<Vec<_>> = any.map(|list| self.of_conditions(list)).collect();
-        let any = any?.into_iter().reduce(NodeSet::or);
-        product(&all, &any.unwrap_or_else(NodeSet::none))
+        let lists = rule.any.iter();
+        let sets: Option<Vec<_>> = lists.map(|list| self.of_conditions(list)).collect();
+        let union = sets?.into_iter().reduce(NodeSet::or);
+        product(&nodes, &union.unwrap_or_else(NodeSet::none))
     }
 
     /// The conditions as requirements on labels; the empty set if no node can satisfy all of them.
     fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<NodeSet> {
-        let mut all: Vec<Requirement> = Vec::new();
+        let mut requirements: Vec<Requirement> = Vec::new();
         for condition in conditions {
             let (expressions, feature) = match condition {
                 FeatureMatch::Labels(expressions) => (expressions.as_slice(), None),
@@ -301,12 +308,14 @@ impl Fit<'_> {
                 let Some(new) = expression.requirements(&key, values) else {
                     return Some(NodeSet::none());
                 };
-                let new = new.into_iter().filter(|one| !all.contains(one));
+                let new = new
+                    .into_iter()
+                    .filter(|requirement| !requirements.contains(requirement));
                 let new: Vec<_> = new.collect();
-                all.extend(new);
+                requirements.extend(new);
             }
         }
-        Some(NodeSet::all_of(all))
+        Some(NodeSet::all_of(requirements))
     }
 
     /// The nodes by their names; `None` if there are too many, or a name is not known.
@@ -314,14 +323,15 @@ impl Fit<'_> {
         let are_known = self.groups.iter().all(|group| !group.hosts.is_empty());
         let hosts = self.groups.iter().flat_map(|group| group.hosts).cloned();
         let hosts: Vec<String> = hosts.collect();
-        let named = || NodeSet::all_of([Requirement::new(HOSTNAME, Operator::In, hosts.clone())]);
-        (are_known && hosts.len() <= MAX_HOSTS).then(named)
+        let named_hosts =
+            || NodeSet::all_of([Requirement::new(HOSTNAME, Operator::In, hosts.clone())]);
+        (are_known && hosts.len() <= MAX_HOSTS).then(named_hosts)
     }
 }
 
 /// The nodes of both sets; `None` if that set would have too many terms.
-fn product(one: &NodeSet, other: &NodeSet) -> Option<NodeSet> {
-    (one.terms().len() * other.terms().len() <= MAX_TERMS).then(|| one.and(other))
+fn product(set: &NodeSet, other: &NodeSet) -> Option<NodeSet> {
+    (set.terms().len() * other.terms().len() <= MAX_TERMS).then(|| set.and(other))
 }
 
 #[cfg(test)]

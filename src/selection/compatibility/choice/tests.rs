@@ -29,9 +29,11 @@ pub(in super::super) fn labels(text: &str) -> Labels {
         .collect()
 }
 
-pub(in super::super) fn groups(all: &[Labels]) -> Vec<NodeGroup<'_>> {
-    let all = all.iter().enumerate();
-    all.map(|(index, labels)| group(index, labels, 1)).collect()
+pub(in super::super) fn groups(nodes: &[Labels]) -> Vec<NodeGroup<'_>> {
+    let nodes = nodes.iter().enumerate();
+    nodes
+        .map(|(index, labels)| group(index, labels, 1))
+        .collect()
 }
 
 fn group(index: usize, labels: &Labels, count: usize) -> NodeGroup<'_> {
@@ -142,13 +144,13 @@ fn what_fits_nowhere_is_explained() {
         ]
     );
     // A pod that names its nodes.
-    let named = choose(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
-    let Err(NoChoice::Nothing(named)) = named else {
-        panic!("{named:?}");
+    let choice = choose(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
+    let Err(NoChoice::Nothing(reasons)) = choice else {
+        panic!("{choice:?}");
     };
     let fields = "matchFields of the pod (its rules have to hold on all nodes that it names)";
     assert_eq!(
-        named,
+        reasons,
         [
             passed_over("a", &[("rule 1", 4), (fields, 3)]),
             passed_over("", &[(fields, 7)])
@@ -164,8 +166,8 @@ fn an_image_that_is_not_known_is_asked_for() {
     let asks = |nodes: &[&str], known: &[(&str, bool)]| {
         let nodes: Vec<_> = nodes.iter().map(|text| labels(text)).collect();
         let runs = |entry: &Compatibility, _: &NodeGroup<'_>| {
-            let mut known = known.iter().filter(|(tag, _)| *tag == entry.tag);
-            match known.next() {
+            let mut entry_images = known.iter().filter(|(tag, _)| *tag == entry.tag);
+            match entry_images.next() {
                 None => ImageFit::Unknown,
                 Some((_, true)) => ImageFit::Runs,
                 Some((_, false)) => ImageFit::OtherArchitecture,

@@ -35,11 +35,11 @@ fn holds((op, values): &Written, found: Option<&str>) -> bool {
         return *op == "DoesNotExist";
     };
     let number = |text: &str| text.parse::<i64>().ok();
-    let compare = |one: fn(&i64, &i64) -> bool| {
+    let compare = |comparison: fn(&i64, &i64) -> bool| {
         let limit = values.first().and_then(|value| number(value));
         number(found)
             .zip(limit)
-            .is_some_and(|(found, limit)| one(&found, &limit))
+            .is_some_and(|(found, limit)| comparison(&found, &limit))
     };
     let is_in = values.iter().any(|value| value == found);
     match *op {
@@ -62,7 +62,9 @@ impl Condition {
             let mut names = node.keys();
             names.any(|name| holds(written, Some(name)))
         });
-        self.feature == FEATURE && by_name && elements.all(|(key, one)| holds(one, value(key)))
+        self.feature == FEATURE
+            && by_name
+            && elements.all(|(key, expression)| holds(expression, value(key)))
     }
 
     fn to_json(&self) -> Value {
@@ -76,7 +78,7 @@ impl Condition {
         };
         let elements = self.elements.iter();
         let elements: serde_json::Map<_, _> = elements
-            .map(|(key, one)| (key.clone(), written(one)))
+            .map(|(key, expression)| (key.clone(), written(expression)))
             .collect();
         let mut condition = json!({ "feature": self.feature, "matchExpressions": elements });
         if let Some(name) = &self.name {
@@ -88,20 +90,21 @@ impl Condition {
 
 impl Rule {
     fn holds(&self, node: &BTreeMap<String, String>) -> bool {
-        let all = |list: &[Condition]| list.iter().all(|one| one.holds(node));
-        let any = self.any.is_empty() || self.any.iter().any(|list| all(list));
-        any && all(&self.all)
+        let all_hold = |list: &[Condition]| list.iter().all(|condition| condition.holds(node));
+        let any_holds = self.any.is_empty() || self.any.iter().any(|list| all_hold(list));
+        any_holds && all_hold(&self.all)
     }
 
     fn to_json(&self) -> Value {
-        let list =
-            |all: &[Condition]| -> Vec<Value> { all.iter().map(Condition::to_json).collect() };
-        let any: Vec<_> = self
+        let list = |conditions: &[Condition]| -> Vec<Value> {
+            conditions.iter().map(Condition::to_json).collect()
+        };
+        let alternatives: Vec<_> = self
             .any
             .iter()
-            .map(|all| json!({ "matchFeatures": list(all) }))
+            .map(|conditions| json!({ "matchFeatures": list(conditions) }))
             .collect();
-        json!({ "matchFeatures": list(&self.all), "matchAny": any })
+        json!({ "matchFeatures": list(&self.all), "matchAny": alternatives })
     }
 }
 
@@ -117,7 +120,7 @@ fn written() -> impl Strategy<Value = Written> {
         ),
         (
             prop::sample::select(vec!["Gt", "Lt"]),
-            "[0-3]".prop_map(|one| vec![one])
+            "[0-3]".prop_map(|value| vec![value])
         ),
         (
             prop::sample::select(vec!["Exists", "DoesNotExist", "IsTrue", "IsFalse"]),
@@ -132,17 +135,17 @@ fn on_names() -> impl Strategy<Value = Written> {
 }
 
 fn conditions(most: usize) -> impl Strategy<Value = Vec<Condition>> {
-    let one = (
+    let parts = (
         prop::sample::select(vec![FEATURE, FEATURE, FEATURE, UNKNOWN]),
         prop::collection::btree_map("[a-c]", written(), 0..3),
         prop::option::of(on_names()),
     );
-    let one = one.prop_map(|(feature, elements, name)| Condition {
+    let condition = parts.prop_map(|(feature, elements, name)| Condition {
         feature,
         elements,
         name,
     });
-    prop::collection::vec(one, 0..most)
+    prop::collection::vec(condition, 0..most)
 }
 
 fn rules() -> impl Strategy<Value = Vec<Rule>> {

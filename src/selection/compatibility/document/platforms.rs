@@ -21,26 +21,26 @@ impl CompatibilityDocument {
     ///
     /// When the documents are too large together.
     pub fn of_platforms<'a>(
-        all: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
+        documents: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
     ) -> Result<Self, InvalidDocument> {
         let mut whole = Self::without_rules();
         whole.keys = RuleKeys::Features;
-        let all: Vec<_> = all.into_iter().collect();
+        let documents: Vec<_> = documents.into_iter().collect();
         // The runtime decides which of several variants a node takes, so the variants with a
         // document also limit the variants without one.
-        let is_same = |one: &Platform, other: &Platform| {
-            (one.os(), one.architecture()) == (other.os(), other.architecture())
+        let is_same = |platform: &Platform, other: &Platform| {
+            (platform.os(), platform.architecture()) == (other.os(), other.architecture())
         };
         let is_limited = |platform: &Platform| {
-            let mut documented = all.iter().filter(|(_, own)| own.is_some());
+            let mut documented = documents.iter().filter(|(_, document)| document.is_some());
             documented.any(|(other, _)| is_same(platform, other))
         };
-        for (platform, own) in all.iter().copied() {
+        for (platform, document) in documents.iter().copied() {
             let rule = on_platform(platform)?;
             whole
                 .labels
                 .add(&LabelKeys::from_conditions(rule.features.iter()));
-            let Some(own) = own else {
+            let Some(document) = document else {
                 if is_limited(platform) {
                     continue;
                 }
@@ -53,17 +53,17 @@ impl CompatibilityDocument {
                 });
                 continue;
             };
-            whole.labels.add(&own.labels);
-            whole.features.add(&own.features);
-            whole.cost = whole.cost.saturating_add(own.cost);
-            whole.memory = whole.memory.saturating_add(own.memory);
-            let entries = whole.entries.len() + own.entries.len();
+            whole.labels.add(&document.labels);
+            whole.features.add(&document.features);
+            whole.cost = whole.cost.saturating_add(document.cost);
+            whole.memory = whole.memory.saturating_add(document.memory);
+            let entries = whole.entries.len() + document.entries.len();
             if whole.cost > MAX_EXPRESSIONS || whole.memory > MAX_MEMORY || entries > MAX_ENTRIES {
                 return Err(InvalidDocument::TooManyEntries);
             }
             whole
                 .entries
-                .extend(own.entries.iter().cloned().map(|mut entry| {
+                .extend(document.entries.iter().cloned().map(|mut entry| {
                     if entry.tag.is_empty() {
                         entry.tag = platform.to_string();
                     }
@@ -83,7 +83,7 @@ impl CompatibilityDocument {
 /// A rule for the nodes of a platform. It ignores variants, because container runtimes choose among
 /// variants themselves.
 fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
-    let is = |value: &str| {
+    let expression_for = |value: &str| {
         let written = WrittenExpression {
             operator: "In",
             values: &[value.to_owned()],
@@ -91,10 +91,10 @@ fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
         };
         Expression::new(RuleKeys::Labels, written).map_err(InvalidDocument::malformed)
     };
-    let architecture = is(platform.architecture().as_str())?;
+    let architecture = expression_for(platform.architecture().as_str())?;
     let mut expressions = vec![(ARCHITECTURE.to_owned(), architecture)];
     if let Some(os) = platform.os() {
-        expressions.push((OS.to_owned(), is(os.as_str())?));
+        expressions.push((OS.to_owned(), expression_for(os.as_str())?));
     }
     Ok(Rule {
         name: platform.to_string(),
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn variants_without_a_document_do_not_open_those_that_have_one() {
         let [v6, v7] = ["linux/arm/v6", "linux/arm/v7"].map(platform);
-        let own = document("compatibilities: [{weight: 5}]");
-        let all = [(&v6, None), (&v7, Some(&own))];
-        let whole = CompatibilityDocument::of_platforms(all).unwrap();
+        let v7_document = document("compatibilities: [{weight: 5}]");
+        let documents = [(&v6, None), (&v7, Some(&v7_document))];
+        let whole = CompatibilityDocument::of_platforms(documents).unwrap();
         let weights: Vec<_> = whole.entries.iter().map(|entry| entry.weight).collect();
         assert_eq!(weights, [5]);
     }
@@ -176,21 +176,21 @@ mod tests {
     #[test]
     fn their_size_is_limited_together() {
         let amd64 = platform("linux/amd64");
-        let of = |count: usize, own: &CompatibilityDocument| {
-            let all = vec![(&amd64, Some(own)); count];
-            CompatibilityDocument::of_platforms(all).err()
+        let error_of = |count: usize, document: &CompatibilityDocument| {
+            let documents = vec![(&amd64, Some(document)); count];
+            CompatibilityDocument::of_platforms(documents).err()
         };
         let patterns = vec!["a"; 60].join(",");
         let patterns = document(&format!(
             "compatibilities: [{{rules: [{{matchFeatures: [{{feature: a.b, matchExpressions: {{c: {{op: InRegexp, value: [{patterns}]}}}}}}]}}]}}]"
         ));
         assert_eq!(
-            (of(2, &patterns), of(3, &patterns)),
+            (error_of(2, &patterns), error_of(3, &patterns)),
             (None, Some(InvalidDocument::TooManyEntries))
         );
         let entries = document(&format!("compatibilities: [{}]", vec!["{}"; 100].join(",")));
         assert_eq!(
-            (of(2, &entries), of(3, &entries)),
+            (error_of(2, &entries), error_of(3, &entries)),
             (None, Some(InvalidDocument::TooManyEntries))
         );
     }

@@ -48,7 +48,7 @@ fn the_format_of_ocifit() {
         .collect();
     assert_eq!(tags[..2], [("reg/app:fast", 10), ("reg/app:gpu", -1)]);
     assert_eq!(document.entries[0].description, "with AVX-512");
-    let of = |pairs: &[(&str, &str)]| {
+    let fits_labels = |pairs: &[(&str, &str)]| {
         fits(
             &document,
             NodeFacts {
@@ -58,13 +58,16 @@ fn the_format_of_ocifit() {
         )
     };
     let avx = ("feature.node.kubernetes.io/cpu-cpuid.AVX512F", "true");
-    assert_eq!(of(&[]), [false, false, false, true, true]);
-    assert_eq!(of(&[avx]), [false, false, false, true, true]);
+    assert_eq!(fits_labels(&[]), [false, false, false, true, true]);
+    assert_eq!(fits_labels(&[avx]), [false, false, false, true, true]);
     assert_eq!(
-        of(&[avx, ("memory", "64")]),
+        fits_labels(&[avx, ("memory", "64")]),
         [true, false, false, true, true]
     );
-    assert_eq!(of(&[("gpu", "a")]), [false, true, false, true, true]);
+    assert_eq!(
+        fits_labels(&[("gpu", "a")]),
+        [false, true, false, true, true]
+    );
     let why = document.entries[2].rules[0].invalid.clone();
     assert_eq!(why, Some(InvalidExpression::Operator("Near".to_owned())));
 }
@@ -116,7 +119,7 @@ fn the_format_of_node_feature_discovery() {
         (tag, weight, &*document.entries[0].rules[0].name),
         ("fast", 90, "cpu")
     );
-    let none = BTreeMap::new();
+    let no_labels = BTreeMap::new();
     for (name, yaml, expected) in [
         ("nothing", "{}", [false, false, false]),
         (
@@ -157,19 +160,19 @@ fn the_format_of_node_feature_discovery() {
     ] {
         let features = features(yaml);
         let node = NodeFacts {
-            labels: &none,
+            labels: &no_labels,
             features: Some(&features),
         };
         assert_eq!(fits(&document, node), expected, "{name}");
     }
     // Without a `NodeFeature` object, labels still contain a part of the features.
-    let of = labels(&[
+    let node_labels = labels(&[
         ("feature.node.kubernetes.io/cpu-cpuid.AVX2", "true"),
         ("feature.node.kubernetes.io/kernel-version.major", "6"),
         ("feature.node.kubernetes.io/kernel-config.PREEMPT", "true"),
     ]);
     let node = NodeFacts {
-        labels: &of,
+        labels: &node_labels,
         features: None,
     };
     assert_eq!(fits(&document, node), [true, false, true]);
@@ -220,7 +223,7 @@ proptest! {
     #[test]
     fn the_order_of_rules_does_not_matter(
         rules in prop::collection::vec(("[a-c]", prop::sample::select(vec!["Exists", "DoesNotExist"])), 0..6),
-        own in prop::collection::btree_map("[a-c]", "[xy]", 0..4),
+        node_labels in prop::collection::btree_map("[a-c]", "[xy]", 0..4),
     ) {
         let entry = |rules: Vec<&(String, &str)>| {
             let rules: Vec<_> = rules.iter().map(|(key, op)| {
@@ -229,11 +232,11 @@ proptest! {
             format!(r#"{{"compatibilities": [{{"tag": "a", "rules": [{}]}}]}}"#, rules.join(","))
         };
         let parse = |text: String| CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).unwrap();
-        let node = NodeFacts { labels: &own, features: None };
+        let node = NodeFacts { labels: &node_labels, features: None };
         let forward = fits(&parse(entry(rules.iter().collect())), node);
         let backward = fits(&parse(entry(rules.iter().rev().collect())), node);
         prop_assert_eq!(&forward, &backward);
-        let expected = rules.iter().all(|(key, op)| own.contains_key(key) == (*op == "Exists"));
+        let expected = rules.iter().all(|(key, op)| node_labels.contains_key(key) == (*op == "Exists"));
         prop_assert_eq!(forward, [expected]);
     }
 
@@ -273,17 +276,23 @@ proptest! {
 /// Patterns and values are limited, too: compiled patterns need memory.
 #[test]
 fn values_and_patterns_are_limited() {
-    let of = |op: &str, count: usize| {
+    let parse_expression = |op: &str, count: usize| {
         let values = vec!["\"a\""; count].join(",");
         let text = format!(
             r#"{{"compatibilities": [{{"rules": [{{"matchFeatures": [{{"matchExpressions": [{{"key": "k", "op": "{op}", "value": [{values}]}}]}}]}}]}}]}}"#
         );
         CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).map(|_| ())
     };
-    assert_eq!(of("In", 4000), Ok(()));
-    assert_eq!(of("In", 5000), Err(InvalidDocument::TooManyEntries));
-    assert_eq!(of("InRegexp", 128), Ok(()));
-    assert_eq!(of("InRegexp", 129), Err(InvalidDocument::TooManyEntries));
+    assert_eq!(parse_expression("In", 4000), Ok(()));
+    assert_eq!(
+        parse_expression("In", 5000),
+        Err(InvalidDocument::TooManyEntries)
+    );
+    assert_eq!(parse_expression("InRegexp", 128), Ok(()));
+    assert_eq!(
+        parse_expression("InRegexp", 129),
+        Err(InvalidDocument::TooManyEntries)
+    );
 }
 
 /// Everything that a document keeps in memory counts, even what no rule evaluates.

@@ -99,10 +99,10 @@ async fn the_protocol_is_the_kubelet_s() {
         users(&providers, "a.reg.io/team/app:v1").await,
         ["first-me:q", "u:p"]
     );
-    let asked: serde_json::Value =
+    let request: serde_json::Value =
         serde_json::from_slice(&fs::read(node.0.path().join("plug.stdin")).unwrap()).unwrap();
     let expected = serde_json::json!({"apiVersion": V1, "kind": "CredentialProviderRequest", "image": "a.reg.io/team/app"});
-    assert_eq!(asked, expected);
+    assert_eq!(request, expected);
     // Cached for the registry. Another registry causes another run. A registry that does not match
     // causes none.
     assert_eq!(users(&providers, "a.reg.io/other").await, ["u:p"]);

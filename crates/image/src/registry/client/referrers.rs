@@ -71,7 +71,7 @@ impl Registry {
         let by_tag = format!("manifests/{}", digest.to_string().replace(':', "-"));
         for path in [by_api, by_tag] {
             let first = self.referrers_page(host, reference, &path, credentials);
-            let (mut all, mut next) = match first.await {
+            let (mut referrers, mut next) = match first.await {
                 Ok(page) => page,
                 Err(ImageError::NotFound { .. } | ImageError::MethodRefused { .. }) => continue,
                 Err(error) => return Err(error),
@@ -82,15 +82,15 @@ impl Registry {
                 };
                 let path = format!("referrers/{digest}?{query}");
                 let page = self.referrers_page(host, reference, &path, credentials);
-                let (referrers, after) = page.await?;
-                all.0.extend(referrers.0);
+                let (more, after) = page.await?;
+                referrers.0.extend(more.0);
                 next = after;
             }
             if next.is_some() {
                 let repository = reference.name();
                 tracing::warn!(%repository, %digest, "more than {MAX_PAGES} pages of referrers: the rest is not read");
             }
-            return Ok(all);
+            return Ok(referrers);
         }
         Ok(Referrers::default())
     }
@@ -127,8 +127,8 @@ fn next_query(header: &str) -> Option<String> {
     // Several links are separated by commas; the text in <…> may contain commas, too.
     header.split('<').skip(1).find_map(|link| {
         let (target, parameters) = link.split_once('>')?;
-        let is_next = |one: &str| {
-            let value = one.trim().trim_end_matches(',').trim_end();
+        let is_next = |parameter: &str| {
+            let value = parameter.trim().trim_end_matches(',').trim_end();
             value == "rel=\"next\"" || value == "rel=next"
         };
         let (_, query) = target.split_once('?')?;

@@ -148,9 +148,9 @@ impl Hosts {
         {
             return Ok(known.hosts.clone());
         }
-        let own = self.origin_host(reference);
+        let origin_host = self.origin_host(reference);
         if self.roots.is_empty() && self.ca_bundle.is_none() {
-            let known = CachedHosts::new([own].into(), None);
+            let known = CachedHosts::new([origin_host].into(), None);
             self.known.insert(name.to_owned(), known.clone());
             return Ok(known.hosts);
         }
@@ -159,7 +159,8 @@ impl Hosts {
         let bundles = self.bundles.clone();
         let read = move || {
             async move {
-                let files = move || read::read(&roots, bundle.as_deref(), &bundles, &registry, own);
+                let files =
+                    move || read::read(&roots, bundle.as_deref(), &bundles, &registry, origin_host);
                 let read = tokio::task::spawn_blocking(files);
                 tokio::time::timeout(READ_TIMEOUT, read).await.ok()?.ok()
             }

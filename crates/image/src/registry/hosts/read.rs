@@ -22,7 +22,7 @@ pub(super) fn read(
     bundle: Option<&Path>,
     bundles: &Bundles,
     registry: &str,
-    own: Host,
+    origin_host: Host,
 ) -> CachedHosts {
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
@@ -68,10 +68,22 @@ pub(super) fn read(
         .is_none_or(|folder| !folder.ends_with(DEFAULT));
     let mut hosts = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
-        let transport = transport(&entry, bundle.as_ref(), bundles, &own, &mut problems);
+        let transport = transport(
+            &entry,
+            bundle.as_ref(),
+            bundles,
+            &origin_host,
+            &mut problems,
+        );
         let transport = Arc::new(transport);
         let origin = index == last && own_folder;
-        hosts.extend(addresses(&entry, registry, &own, origin, &transport));
+        hosts.extend(addresses(
+            &entry,
+            registry,
+            &origin_host,
+            origin,
+            &transport,
+        ));
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
     CachedHosts::new(hosts.into(), problem)
@@ -130,7 +142,7 @@ fn transport(
     entry: &HostEntry,
     bundle: Option<&Arc<Bundle>>,
     bundles: &Bundles,
-    own: &Host,
+    origin_host: &Host,
     problems: &mut Vec<String>,
 ) -> Transport {
     let mut authorities = Vec::new();
@@ -149,7 +161,7 @@ fn transport(
         Some(both)
     });
     let default_skip_verify =
-        entry.url.is_none() && authorities.is_empty() && own.transport.skip_verify;
+        entry.url.is_none() && authorities.is_empty() && origin_host.transport.skip_verify;
     Transport {
         skip_verify: entry.skip_verify.unwrap_or(default_skip_verify),
         authorities,
@@ -163,7 +175,7 @@ fn transport(
 fn addresses(
     entry: &HostEntry,
     registry: &str,
-    own: &Host,
+    origin_host: &Host,
     origin: bool,
     transport: &Arc<Transport>,
 ) -> Vec<Host> {
@@ -181,20 +193,22 @@ fn addresses(
         transport: transport.clone(),
         check: match &entry.url {
             Some(_) => AddressCheck::AllowAll,
-            None => own.check,
+            None => origin_host.check,
         },
     };
     let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
     let Some(url) = &entry.url else {
-        let own = own.endpoint.clone();
-        return match own.secured() {
+        let endpoint = origin_host.endpoint.clone();
+        return match endpoint.secured() {
             // The address is plain HTTP, but TLS settings are configured for it.
-            Some(secure) if own_tls => vec![host(secure, Role::Origin), host(own, Role::Fallback)],
-            _ => vec![host(own, Role::Origin)],
+            Some(secure) if own_tls => {
+                vec![host(secure, Role::Origin), host(endpoint, Role::Fallback)]
+            }
+            _ => vec![host(endpoint, Role::Origin)],
         };
     };
     let endpoint = Endpoint::new(url);
-    let same = endpoint.host == own.endpoint.host;
+    let same = endpoint.host == origin_host.endpoint.host;
     let role = if origin || same {
         Role::Origin
     } else {

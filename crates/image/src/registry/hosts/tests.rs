@@ -22,18 +22,18 @@ fn authorities(host: &Host) -> Vec<Vec<u8>> {
 }
 
 /// What is wrong with the files of `reg.io`.
-fn problem(root: &Path, own: &Host) -> String {
+fn problem(root: &Path, host: &Host) -> String {
     let read = read(
         &[root.to_owned()],
         None,
         &Bundles::new(),
         "reg.io",
-        own.clone(),
+        host.clone(),
     );
     read.problem.unwrap()
 }
 
-async fn of(roots: &[&Path], image: &str) -> Vec<Host> {
+async fn hosts_of(roots: &[&Path], image: &str) -> Vec<Host> {
     let reference = Reference::parse(image).unwrap();
     hosts(roots, image, &[])
         .for_reference(&reference)
@@ -45,7 +45,7 @@ async fn of(roots: &[&Path], image: &str) -> Vec<Host> {
 /// The URLs of a manifest with their capabilities: `pr` pulls and resolves, `o` is the origin.
 async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
     let flag = |on: bool, flag: &'static str| if on { flag } else { "" };
-    let one = |host: &Host| {
+    let describe = |host: &Host| {
         let url = host.endpoint.url("app", "manifests/v1");
         let flags = [
             flag(host.pulls, "p"),
@@ -54,7 +54,7 @@ async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
         ];
         format!("{} {url}", flags.concat())
     };
-    of(roots, image).await.iter().map(one).collect()
+    hosts_of(roots, image).await.iter().map(describe).collect()
 }
 
 #[tokio::test]
@@ -174,14 +174,14 @@ async fn files_of_certificates_and_headers_are_read() {
     }
     // Docker's layout, without hosts.toml and with an empty one.
     for _ in 0..2 {
-        let only = of(&[root.path()], "reg.io/x").await;
+        let only = hosts_of(&[root.path()], "reg.io/x").await;
         assert_eq!(authorities(&only[0]), [authority(), authority()]);
         let identity = only[0].transport.identity.as_deref();
         assert_eq!(identity, Some(&b"one.cert\none.key"[..]));
         fs::write(dir.join("hosts.toml"), "").unwrap();
     }
     fs::remove_file(dir.join("one.key")).unwrap();
-    let single = of(&[root.path()], "reg.io/x").await;
+    let single = hosts_of(&[root.path()], "reg.io/x").await;
     assert_eq!(
         single[0].transport.identity.as_deref(),
         Some(&b"one.cert"[..])
@@ -207,7 +207,7 @@ async fn files_of_certificates_and_headers_are_read() {
           dial_timeout = "0s"
     "#;
     fs::write(dir.join("hosts.toml"), file).unwrap();
-    let hosts = of(&[root.path()], "reg.io/x").await;
+    let hosts = hosts_of(&[root.path()], "reg.io/x").await;
     let bases: Vec<_> = hosts
         .iter()
         .map(|host| host.endpoint.base.as_str())
@@ -286,7 +286,7 @@ async fn what_cannot_be_parsed_falls_back_to_certificates() {
     ] {
         fs::write(dir.join("hosts.toml"), broken).unwrap();
         let text = String::from_utf8_lossy(broken);
-        let hosts = of(&[root.path()], "reg.io/x").await;
+        let hosts = hosts_of(&[root.path()], "reg.io/x").await;
         assert_eq!(hosts.len(), 1, "{text}");
         assert_eq!(authorities(&hosts[0]), [authority()], "{text}");
         let problem = problem(root.path(), &hosts[0]);
@@ -307,10 +307,16 @@ async fn a_default_for_all_registries_is_none_of_them() {
     };
     write("_default");
     let shown = |hosts: Vec<Host>| hosts.iter().map(|host| host.role).collect::<Vec<_>>();
-    assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Mirror]);
+    assert_eq!(
+        shown(hosts_of(&[root.path()], "ghcr.io/x").await),
+        [Role::Mirror]
+    );
     // In the registry's own folder it is the registry's address.
     write("ghcr.io");
-    assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Origin]);
+    assert_eq!(
+        shown(hosts_of(&[root.path()], "ghcr.io/x").await),
+        [Role::Origin]
+    );
 }
 
 #[tokio::test]

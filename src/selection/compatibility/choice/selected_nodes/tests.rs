@@ -49,8 +49,8 @@ fn the_same_image_runs_on_further_nodes() {
         ([i64::MAX, 1], &[("faster", 100)]),
     ] {
         let [high, low] = weights;
-        let all = [("same", high, &[faster][..]), ("same", low, &[fast])];
-        let document = document(&all);
+        let entries = [("same", high, &[faster][..]), ("same", low, &[fast])];
+        let document = document(&entries);
         let nodes = choose(&document, &groups, &anywhere)
             .unwrap()
             .nodes()
@@ -63,9 +63,9 @@ fn the_same_image_runs_on_further_nodes() {
             .collect();
         assert_eq!(found, preferred, "{weights:?}");
     }
-    let others = [("one", 5, &[faster][..]), ("other", 0, &[fast])];
+    let two_images = [("one", 5, &[faster][..]), ("other", 0, &[fast])];
     assert_eq!(
-        required(&document(&others), &nodes),
+        required(&document(&two_images), &nodes),
         r#"[[{"key":"cpu","operator":"In","values":["faster"]}]]"#
     );
 }
@@ -103,11 +103,11 @@ fn weights_are_preferences() {
             vec![("fast", 10)],
         ),
     ] {
-        let all = entries.iter();
-        let all: Vec<_> = all
+        let weighted_rules = entries.iter();
+        let same_image_entries: Vec<_> = weighted_rules
             .map(|(weight, rules)| ("same", *weight, &rules[..]))
             .collect();
-        let document = document(&all);
+        let document = document(&same_image_entries);
         let terms = choose(&document, &groups, &anywhere).unwrap().preferred();
         let found: Vec<_> = terms
             .iter()
@@ -125,22 +125,23 @@ fn weights_are_preferences() {
 /// The images of two containers.
 #[test]
 fn two_choices_are_anded() {
-    let one = |key: &str| vec![Requirement::new(key, Operator::Exists, Vec::new())];
+    let term_on = |key: &str| vec![Requirement::new(key, Operator::Exists, Vec::new())];
     let (a, b) = (
-        NodeSet::any_of([one("a"), one("b")]),
-        NodeSet::any_of([one("c")]),
+        NodeSet::any_of([term_on("a"), term_on("b")]),
+        NodeSet::any_of([term_on("c")]),
     );
     let keys = |set: &NodeSet| -> Vec<String> {
-        let keys = set
-            .terms()
-            .iter()
-            .map(|list| list.iter().map(|one| one.key.as_str()).collect());
+        let keys = set.terms().iter().map(|list| {
+            list.iter()
+                .map(|requirement| requirement.key.as_str())
+                .collect()
+        });
         keys.collect()
     };
     assert_eq!(keys(&a.and(&b)), ["ac", "bc"]);
     assert_eq!(keys(&a.and(&NodeSet::every())), ["a", "b"]);
     assert_eq!(keys(&a.and(&a)), ["a", "ab", "ba", "b"]);
-    let many = NodeSet::any_of(('a'..='p').map(|key| one(&key.to_string())));
+    let many = NodeSet::any_of(('a'..='p').map(|key| term_on(&key.to_string())));
     let some = keys(&many.and(&a));
     assert_eq!(
         (some.len(), &*some[0], &*some[1]),
@@ -152,7 +153,7 @@ fn two_choices_are_anded() {
 /// If there are many pairs, only those that some node satisfies are written.
 #[test]
 fn pairs_that_no_node_satisfies_are_left_out() {
-    let of =
+    let nodes_by =
         |key: &str| SelectedNodes {
             required: NodeSet::any_of((0..16).map(|value: u8| {
                 vec![Requirement::new(key, Operator::In, vec![value.to_string()])]
@@ -161,18 +162,22 @@ fn pairs_that_no_node_satisfies_are_left_out() {
         };
     let nodes = ["a=5 b=5", "a=7 b=9"].map(labels);
     let groups = groups(&nodes);
-    let both = of("a").and_on(of("b"), &groups);
-    assert_eq!(both.required.terms().len(), 2);
-    assert!(groups.iter().all(|group| both.select_group(group)));
+    let combined = nodes_by("a").and_on(nodes_by("b"), &groups);
+    assert_eq!(combined.required.terms().len(), 2);
+    assert!(groups.iter().all(|group| combined.select_group(group)));
     // If there are few pairs, all are written, because nodes that join later may satisfy them.
     let few = |key: &str| SelectedNodes {
-        required: of(key).required.truncated(4),
+        required: nodes_by(key).required.truncated(4),
         preferred: Vec::new(),
     };
-    let all = few("a").and_on(few("b"), &groups);
-    assert_eq!(all.required.terms().len(), 16);
-    let none = of("a").and_on(of("c"), &groups);
-    assert_eq!(none.required.terms().len(), 16, "as many as without nodes");
+    let all_pairs = few("a").and_on(few("b"), &groups);
+    assert_eq!(all_pairs.required.terms().len(), 16);
+    let unmatched_pairs = nodes_by("a").and_on(nodes_by("c"), &groups);
+    assert_eq!(
+        unmatched_pairs.required.terms().len(),
+        16,
+        "as many as without nodes"
+    );
 }
 
 /// A requirement on the names of nodes selects the groups that contain these nodes.
@@ -184,7 +189,7 @@ fn names_select_the_groups_that_have_them() {
     for (group, names) in groups.iter_mut().zip(&names) {
         group.hosts = names;
     }
-    let named = SelectedNodes {
+    let named_nodes = SelectedNodes {
         required: NodeSet::all_of([Requirement::new(
             HOSTNAME,
             Operator::In,
@@ -192,7 +197,7 @@ fn names_select_the_groups_that_have_them() {
         )]),
         preferred: Vec::new(),
     };
-    let selected = groups.iter().map(|group| named.select_group(group));
+    let selected = groups.iter().map(|group| named_nodes.select_group(group));
     assert_eq!(selected.collect::<Vec<_>>(), [false, true]);
 }
 
@@ -204,8 +209,8 @@ fn features(text: &str) -> CompatibilityDocument {
 #[test]
 fn features_become_labels_or_names() {
     let avx = "feature.node.kubernetes.io/cpu-cpuid.AVX2=true";
-    let all = [format!("{avx} kernel=6"), String::new()];
-    let nodes: Vec<Labels> = all.iter().map(|text| labels(text)).collect();
+    let label_texts = [format!("{avx} kernel=6"), String::new()];
+    let nodes: Vec<Labels> = label_texts.iter().map(|text| labels(text)).collect();
     let hosts = ["node-a".to_owned()];
     let mut groups = groups(&nodes);
     groups[0].hosts = &hosts;
@@ -232,10 +237,10 @@ fn features_become_labels_or_names() {
     assert_eq!(required(&absent, &groups).unwrap(), by_name);
     groups[0].hosts = &[];
     assert_eq!(required(&absent, &groups), None, "the names are not known");
-    let any = features(
+    let alternatives = features(
         "compatibilities: [{rules: [{matchAny: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]}, {matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]}]}]}]",
     );
-    let found = required(&any, &groups).unwrap();
+    let found = required(&alternatives, &groups).unwrap();
     assert_eq!(
         found,
         format!(
@@ -258,7 +263,7 @@ fn is_valid(requirement: &Requirement) -> bool {
     match requirement.operator {
         Operator::In | Operator::NotIn => !values.is_empty() && are_values,
         Operator::Gt | Operator::Lt => {
-            matches!(values.as_slice(), [one] if one.parse::<i64>().is_ok()) && are_values
+            matches!(values.as_slice(), [value] if value.parse::<i64>().is_ok()) && are_values
         }
         Operator::Exists | Operator::DoesNotExist => values.is_empty(),
         Operator::Unknown(_) => false,
@@ -272,14 +277,14 @@ fn impossible_alternatives_are_left_out() {
     let label = "feature.node.kubernetes.io/cpu-model.family";
     let nodes = [format!("{label}=25 zone=a")].map(|text| labels(&text));
     let groups = groups(&nodes);
-    let of = |conditions: &[&str]| {
-        let any: Vec<_> = conditions
+    let operators_of = |conditions: &[&str]| {
+        let alternatives: Vec<_> = conditions
             .iter()
-            .map(|one| format!("{{matchFeatures: [{{feature: cpu.model, matchExpressions: {{family: {one}}}}}]}}"))
+            .map(|expression| format!("{{matchFeatures: [{{feature: cpu.model, matchExpressions: {{family: {expression}}}}}]}}"))
             .collect();
         let text = format!(
             "compatibilities: [{{rules: [{{matchAny: [{}]}}]}}]",
-            any.join(", ")
+            alternatives.join(", ")
         );
         let document = features(&text);
         let choice = choose(&document, &groups, &anywhere).unwrap();
@@ -288,31 +293,38 @@ fn impossible_alternatives_are_left_out() {
             nodes.required.terms().iter().flatten().all(is_valid),
             "{nodes:?}"
         );
-        let operators = nodes.required.terms().iter().map(|all| {
-            let all = all
-                .iter()
-                .map(|one| format!("{:?} {}", one.operator, one.values.join(",")));
-            all.collect::<Vec<_>>().join(" ")
+        let operators = nodes.required.terms().iter().map(|term| {
+            let texts = term.iter().map(|requirement| {
+                format!(
+                    "{:?} {}",
+                    requirement.operator,
+                    requirement.values.join(",")
+                )
+            });
+            texts.collect::<Vec<_>>().join(" ")
         });
         operators.collect::<Vec<_>>()
     };
     let pattern = "{op: InRegexp, value: ['^6$']}";
     let odd = "{op: In, value: ['not a label!']}";
     let below = "{op: Lt, value: 0}";
-    let other = "{op: In, value: ['6']}";
+    let six = "{op: In, value: ['6']}";
     let fits = "{op: Gt, value: -1}";
     assert_eq!(
-        of(&[pattern, odd, below, fits]),
+        operators_of(&[pattern, odd, below, fits]),
         [format!("Lt {}", i64::MAX)]
     );
     assert_eq!(
-        of(&[other, fits]),
+        operators_of(&[six, fits]),
         [format!("Lt {}", i64::MAX), "In 6".to_owned()]
     );
-    assert_eq!(of(&["{op: GeLe, value: [25, 30]}"]), ["Gt 24 Lt 31"]);
+    assert_eq!(
+        operators_of(&["{op: GeLe, value: [25, 30]}"]),
+        ["Gt 24 Lt 31"]
+    );
     // Node affinity does not compare versions.
     let version = "{op: Ge, value: '24.1', type: version}";
-    assert_eq!(of(&[version]), ["In 25"]);
+    assert_eq!(operators_of(&[version]), ["In 25"]);
 }
 
 /// An affinity with too many values is too large for a pod.
@@ -320,9 +332,12 @@ fn impossible_alternatives_are_left_out() {
 fn large_choices_are_refused() {
     let many: Vec<String> = (0..200).map(|n| format!("host=node-{n}")).collect();
     let nodes: Vec<Labels> = many.iter().map(|text| labels(text)).collect();
-    let all = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
+    let by_pattern = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
     let groups = groups(&nodes);
-    assert_eq!(choose(&all, &groups, &anywhere).unwrap().nodes(), None);
+    assert_eq!(
+        choose(&by_pattern, &groups, &anywhere).unwrap().nodes(),
+        None
+    );
 }
 
 proptest! {
