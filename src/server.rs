@@ -107,7 +107,7 @@ impl ApiCheck {
         }
         let answer = self.api.ping().await.map_err(|error| match error {
             ApiError::TimedOut(_) => "the API server does not answer".to_owned(),
-            error => format!("the API server: {error}"),
+            error => error.to_string(),
         });
         *last = Some((Instant::now(), answer.clone()));
         answer
@@ -226,8 +226,8 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     let webhook_lines = health.admission.iter().map(|_| {
         health.metrics.admissions.last_asked().map_or_else(
             || {
-                "[ ] the API server has not asked this webhook yet; if no replica is asked: can the control plane reach \
-                 admission.listen?\n"
+                "[ ] the API server has not called this webhook yet; if it calls no replica, check that the control plane can reach \
+                 admission.listen\n"
                     .to_owned()
             },
             |ago| format!("[ ] the API server asked this webhook {ago} s ago\n"),
@@ -252,7 +252,7 @@ async fn set_log_level(
     level: String,
 ) -> (StatusCode, String) {
     if !peer.ip().to_canonical().is_loopback() {
-        let why = "only from this machine; with kubectl port-forward, for instance\n";
+        let why = "the log level can be set only over loopback; use kubectl port-forward\n";
         return (StatusCode::FORBIDDEN, why.to_owned());
     }
     match health.log_level.set(level.trim()) {

@@ -152,9 +152,11 @@ impl AdmissionParts {
         };
         let running = async move {
             let mut running = JoinSet::new();
-            let serving = server.serve(stop.clone()).map(|result| match result {
-                Ok(()) => "admission server",
-                Err(_) => "TLS of the admission server",
+            let serving = server.serve(stop.clone()).map(|result| {
+                if let Err(error) = result {
+                    tracing::error!(%error, "cannot set up TLS for the admission server");
+                }
+                "admission server"
             });
             running.spawn(tasks::timed("admission server", serving));
             let keeping = keeping.map(|()| "admission certificate task");

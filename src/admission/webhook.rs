@@ -162,7 +162,12 @@ impl Webhook {
             answer.warn(&notice.to_string());
         }
         if let Some(notice) = denying.first() {
-            tracing::info!(namespace = review.namespace, why = %notice, "pod refused");
+            let metadata = &review.pod.metadata;
+            let pod = metadata
+                .name
+                .as_deref()
+                .or(metadata.generate_name.as_deref());
+            tracing::info!(namespace = review.namespace, pod, why = %notice, "pod refused");
             answer.refused = Some(format!("archaware: {notice}"));
             return (answer, AdmissionOutcome::Denied);
         }
@@ -394,7 +399,7 @@ impl Webhook {
 fn oversized(kind: &str) -> (AdmissionResponse, AdmissionOutcome) {
     let mut answer = AdmissionResponse::default();
     answer.warn(&format!(
-        "the {kind} is too large: archaware does not place it; each of its lists may have {MAX_LIST} entries"
+        "archaware leaves the {kind} unchanged, because one of its lists has more than {MAX_LIST} entries"
     ));
     (answer, AdmissionOutcome::Oversized)
 }

@@ -63,7 +63,7 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
         // The cluster may run a newer version of archaware, with configuration keys that this
         // version does not know.
         Err(error) => {
-            tracing::warn!(%error, "the defaults apply; name another configuration with --config");
+            tracing::warn!(%error, "cannot use the installation's configuration, so the defaults apply; name a configuration file with --config");
             return Ok(Config::default().into());
         }
     };

@@ -45,7 +45,7 @@ pub(super) struct ExplainCommand {
     /// a pod. Without arguments: the pods of the namespace that wait or fail
     #[arg(value_name = "KIND/NAME", conflicts_with = "filename")]
     objects: Vec<String>,
-    /// Namespace of the objects; otherwise the one of the kubeconfig's context
+    /// Namespace of the objects [default: the namespace of the kubeconfig's context]
     #[arg(
         short = 'n',
         long = "namespace",

@@ -31,7 +31,7 @@ pub(super) struct InspectCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
-    /// Operating system that architectures are listed for
+    /// Operating system of the architectures and variants in -o json; the table lists all platforms
     #[arg(long, default_value = "linux")]
     os: Os,
     /// Also print each request and each answer from a cache, to stderr
@@ -197,7 +197,7 @@ fn table(lines: &[InspectResult]) -> String {
     let rows = lines.iter().map(|line| {
         let what = match (&line.error, line.note) {
             (Some(error), _) => format!("{}: {}", error.reason, error.message),
-            (None, Some(note)) => format!("no opinion ({note})"),
+            (None, Some(note)) => format!("any architecture ({note})"),
             (None, None) => line.platforms.join(", "),
         };
         vec![

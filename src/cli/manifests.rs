@@ -26,7 +26,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
     }
     let mut objects = Vec::new();
     for file in files {
-        let name = file.display().to_string();
+        let name = name_of(&file);
         let documents = parse(&text(&file)?).with_context(|| format!("{name} is not YAML"))?;
         let file_objects = documents.into_iter().flat_map(workload::objects);
         objects.extend(file_objects.map(|object| (name.clone(), object)));
@@ -76,6 +76,15 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The name of a file in messages; `-` is stdin.
+fn name_of(file: &Path) -> String {
+    if file.as_os_str() == "-" {
+        "stdin".to_owned()
+    } else {
+        file.display().to_string()
+    }
+}
+
 /// The text of a file, or of stdin.
 pub(super) fn text(file: &Path) -> anyhow::Result<String> {
     let read = |source: &mut dyn Read| {
@@ -83,7 +92,7 @@ pub(super) fn text(file: &Path) -> anyhow::Result<String> {
         let read = source.take(MAX_FILE + 1).read_to_string(&mut text);
         read.map(|_| text)
     };
-    let name = file.display();
+    let name = name_of(file);
     let text = if file.as_os_str() == "-" {
         read(&mut std::io::stdin().lock())
     } else {

@@ -61,7 +61,8 @@ pub struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 struct Global {
-    /// Configuration file; defaults apply without one
+    /// Configuration file. Without it, explain and report read the installation's ConfigMap from
+    /// the cluster, and other commands use the defaults
     #[arg(
         long,
         global = true,

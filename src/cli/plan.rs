@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use anyhow::Context;
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::ResourceExt;
@@ -75,9 +76,10 @@ impl PlanCommand {
         let keys = KnownKeys::new(&*config);
         let stored = Durable::new(keys.clone());
         if let Err(error) = lease::read_memory(&api, &global.namespace(), &stored).await {
-            tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
+            tracing::warn!(%error, "cannot read archaware's Lease; the plan does not recognise taints and tolerations of earlier configurations");
         }
-        let nodes: Vec<Node> = api.list(None).try_collect().await?;
+        let listed = api.list(None).try_collect().await;
+        let nodes: Vec<Node> = listed.context("cannot list nodes")?;
         let known = ClusterNodes::from_nodes(nodes.iter().cloned());
         let evaluator = Evaluator {
             resolver,
@@ -92,7 +94,8 @@ impl PlanCommand {
         let pods = api
             .list(None)
             .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()));
-        let pods: Vec<Pod> = pods.try_collect().await?;
+        let listed = pods.try_collect().await;
+        let pods: Vec<Pod> = listed.context("cannot list pods")?;
         let mut installed = (*config).clone();
         if global.config.is_none() {
             // As manifests/archaware.yaml configures it.
@@ -139,10 +142,12 @@ async fn steps(
         .list(None)
         .map_ok(|namespace: Namespace| (namespace.name_any(), namespace))
         .try_collect()
-        .await?;
+        .await
+        .context("cannot list namespaces")?;
     // Every list is read completely first, because its `continue` token would expire while
     // registries are asked.
-    let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
+    let listed = api.list(None).try_collect().await;
+    let sets: Vec<DaemonSet> = listed.context("cannot list DaemonSets")?;
     let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
     let policy = node::TaintPolicy::from(config);
     let keys = evaluator.keys.get();
@@ -198,7 +203,9 @@ fn planned_template(
         Some(("report", why))
     } else if change.rolls() {
         let tolerated = decision.annotation();
-        let detail = format!("template tolerates {tolerated}; this rolls it");
+        let detail = format!(
+            "the template will tolerate {tolerated}; the change starts a rollout of the DaemonSet"
+        );
         Some(("changeTemplate", detail))
     } else if mode == DaemonSets::Manage {
         let detail = "updates the annotation that records tolerations; no rollout";

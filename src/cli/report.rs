@@ -49,7 +49,7 @@ pub(super) struct ReportCommand {
     /// Workloads of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "filename", "images"])]
     all_namespaces: bool,
-    /// Workloads of a namespace; otherwise of the one of the kubeconfig's context
+    /// Namespace of the workloads [default: the namespace of the kubeconfig's context]
     #[arg(short = 'n', long = "namespace", id = "namespace", value_name = "NAMESPACE", conflicts_with_all = ["filename", "images"])]
     of_namespace: Option<String>,
     /// Workloads of manifests, without a cluster: a file, a folder, or - for stdin; may be repeated
@@ -68,8 +68,8 @@ pub(super) struct ReportCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportOutput,
-    /// End with status 1 if a workload cannot run on one of the architectures (missing), if that
-    /// could not be found out (unknown), or in either case (unknown,missing)
+    /// Exit with status 1 if a workload cannot run on a requested architecture (missing), or if
+    /// an image or object could not be read (unknown). Several with commas
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     fail_on: Vec<FailOn>,
     /// Cache file with the image platforms that earlier reports read [default:
@@ -105,7 +105,7 @@ enum ReportOutput {
 /// What ends with status 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FailOn {
-    /// Something is not known.
+    /// An image, or an object that may run pods, could not be read.
     Unknown,
     /// An architecture is missing.
     Missing,
@@ -198,7 +198,7 @@ impl ReportCommand {
         opened
             .inspect_err(|error| {
                 let path = path.display();
-                tracing::warn!(%error, "cannot use the cache {path}: every image is asked for");
+                tracing::warn!(%error, "cannot use the cache {path}; the report asks registries for every image");
             })
             .ok()
     }
@@ -214,7 +214,8 @@ impl ReportCommand {
         let mut found = Vec::new();
         for path in &self.filename {
             for (file, object) in manifests::read(path)? {
-                let Some(workload) = Workload::read(&object).with_context(|| file.clone())? else {
+                let cannot_read = || format!("cannot read {file}");
+                let Some(workload) = Workload::read(&object).with_context(cannot_read)? else {
                     if may_run_containers(&object) {
                         let text = |place: &str| object.pointer(place).and_then(Value::as_str);
                         let (kind, name) = (text("/kind"), text("/metadata/name"));
@@ -239,14 +240,14 @@ impl ReportCommand {
                 format!("; {first} has containers, but no pod template that archaware knows")
             });
             let name = self.name_of_manifests();
-            bail!("no object that runs pods is in {name}{what}");
+            bail!("{name} has no object that runs pods{what}");
         }
         Ok(found)
     }
 
     fn print(&self, report: &Report) -> anyhow::Result<()> {
         for permission in &report.missing_permissions {
-            tracing::warn!("the report lacks something, for lack of a permission: {permission}");
+            tracing::warn!("the report is incomplete: you lack the permission to {permission}");
         }
         for object in &report.unread_objects {
             tracing::warn!(
@@ -306,7 +307,9 @@ impl ReportCommand {
 fn architecture(text: &str) -> Result<Architecture, String> {
     let parsed = text.parse::<Architecture>().ok();
     let known = parsed.filter(Architecture::is_known);
-    known.ok_or_else(|| "it is no architecture, like arm64 or s390x".to_owned())
+    known.ok_or_else(|| {
+        "unknown architecture; known ones are, for example, amd64, arm64 and s390x".to_owned()
+    })
 }
 
 /// A namespace without workloads may be a namespace that does not exist. Skipped without permission

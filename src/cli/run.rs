@@ -163,7 +163,9 @@ async fn webhook(
         let warning = stop.clone().run_until_cancelled_owned(warning);
         side_tasks.spawn(tasks::timed("warning about the registration", warning));
         if !config.affinity.preferred.is_empty() {
-            tracing::warn!("without admission.enabled, affinity is added to gated pods only");
+            tracing::warn!(
+                "affinity.preferred is set, but admission.enabled is false: only pods that wait behind the scheduling gate get affinity"
+            );
         }
         return Ok((None, std::future::pending().boxed()));
     }

@@ -52,7 +52,7 @@ const KNOWN: [KnownKind; 8] = [
 #[derive(Debug, thiserror::Error)]
 pub enum KindError {
     /// Nothing has this name.
-    #[error("{0:?} is no kind of object that runs pods in this cluster")]
+    #[error("this cluster has no kind of object with the name {0:?}")]
     Unknown(String),
     /// The cluster cannot be asked.
     #[error("cannot ask the cluster for the kind {0:?}")]

@@ -198,7 +198,11 @@ impl Elector {
             self.metrics.set_leader(leading);
             let (identity, state) = (
                 &self.identity,
-                if leading { "leading" } else { "not leading" },
+                if leading {
+                    "this replica is leading"
+                } else {
+                    "this replica is not leading"
+                },
             );
             if self.is_silent {
                 tracing::debug!(identity, "{state}");

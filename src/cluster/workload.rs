@@ -34,7 +34,7 @@ pub struct Workload {
 
 /// An object that should run pods and cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} {name}: {problem}")]
+#[error("{kind} {name}: cannot read its pod template: {problem}")]
 pub struct InvalidWorkload {
     kind: String,
     name: String,

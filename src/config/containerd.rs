@@ -36,7 +36,7 @@ impl ContainerdConfig {
         mistakes.unless(
             self.socket.as_os_str().is_empty() || has_namespace,
             &["containerd.socket"],
-            "containerd.socket without any namespace reads nothing",
+            "containerd.socket needs containerd.readNamespaces or containerd.cacheNamespace",
         );
         // archaware must not write into the kubelet's namespace or expire its content.
         mistakes.unless(
@@ -54,7 +54,7 @@ impl ContainerdConfig {
         mistakes.unless(
             namespaces.all(is_namespace),
             &["containerd.readNamespaces", "containerd.cacheNamespace"],
-            "containerd.readNamespaces and containerd.cacheNamespace may contain only letters, digits, '-', '_' and '.'",
+            "each name in containerd.readNamespaces and containerd.cacheNamespace needs 1 to 76 letters, digits, '-', '_' or '.'",
         );
     }
 }

@@ -236,7 +236,7 @@ impl Config {
         mistakes.unless(
             self.emulation.len() <= MAX_EMULATORS && self.emulation.iter().all(emulates),
             &["emulation"],
-            "emulation takes at most 8 of {nodes: SELECTOR, architecture, runs}, with a selector that is not empty and other architectures in runs",
+            "emulation takes at most 8 entries. Each needs a selector in nodes that is not empty, and in runs at least one architecture, without the entry's own",
         );
         let may_assign = !self.runtime_classes.is_empty() && self.admission.enabled;
         mistakes.unless(
@@ -253,12 +253,12 @@ impl Config {
         mistakes.unless(
             names.len() == rules.len() && names.iter().all(|name| is_dns_subdomain(name)),
             KEYS,
-            "each of rules needs a name of its own, like gpu-nodes",
+            "each rule in rules needs a unique name of lowercase letters, digits, '-' and '.', like gpu-nodes",
         );
         mistakes.unless(
             rules.len() <= MAX_RULES && rules.iter().all(|rule| rule.nodes.len() <= MAX_NODES),
             KEYS,
-            "rules has more than 64 rules, or a rule with more than 16 nodes",
+            "rules takes at most 64 rules, and each rule at most 16 selectors in nodes",
         );
         mistakes.unless(
             !rules.iter().any(PodRule::is_empty),
@@ -288,7 +288,7 @@ impl Config {
         mistakes.unless(
             !tolerations.any(|toleration| toleration.value.contains("{arch}")),
             KEYS,
-            "{arch} in a toleration is for the key tolerations, not for rules",
+            "rules may not use {arch} in a toleration; only the key tolerations at the top level may",
         );
     }
 }

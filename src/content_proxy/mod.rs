@@ -76,7 +76,9 @@ pub enum ProxyError {
     #[error("another process listens on {0}")]
     InUse(PathBuf),
     /// The path exists and is not a socket.
-    #[error("{0} exists and is not a socket; it is not replaced")]
+    #[error(
+        "cannot listen on {0}: the path exists and is not a socket; remove it, or set another --listen"
+    )]
     Occupied(PathBuf),
 }
 
@@ -179,7 +181,8 @@ async fn make_namespace(containerd: Channel, own_namespace: Option<String>) {
                 if let Some(error) = failing.changed(&status) {
                     tracing::warn!(
                         error,
-                        "cannot create archaware's namespace in containerd; is --from its socket? Trying again"
+                        namespace = name,
+                        "cannot create archaware's namespace in containerd; trying again. Check that --from names containerd's socket"
                     );
                 }
             }

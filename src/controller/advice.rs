@@ -55,8 +55,8 @@ pub(crate) async fn without_pull_secrets(
 ) -> Result<Option<&'static str>, ApiError> {
     let missing = access::missing(api, permissions::pull_secrets()).await?;
     Ok((!missing.is_empty()).then_some(
-        "pull secrets can be read only where a RoleBinding allows it: elsewhere private images that no node has are unknown, and \
-         the failure policy decides about their pods",
+        "archaware can read pull secrets only in namespaces with a RoleBinding for the ClusterRole archaware-pull-secrets. In \
+         other namespaces it cannot read private images, unless a node has them, and the failure policy decides about their pods",
     ))
 }
 

@@ -465,7 +465,9 @@ impl MisplacedPods {
             EvictionResult::Budget(_) => MisplacedState::Budget,
             EvictionResult::Gone => MisplacedState::NotEvicted("it is gone"),
             EvictionResult::NotLeading => return None,
-            EvictionResult::Failed(_) => MisplacedState::NotEvicted("the API server did not do it"),
+            EvictionResult::Failed(_) => {
+                MisplacedState::NotEvicted("the eviction failed; its error is in archaware's log")
+            }
         })
     }
 }

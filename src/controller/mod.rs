@@ -81,7 +81,7 @@ pub enum RunError {
     Access(#[from] ApiError),
     /// Permissions are missing.
     #[error(
-        "archaware lacks permissions; apply manifests/archaware.yaml again, and the components that its configuration needs:\n{}",
+        "archaware lacks permissions; apply the manifests or the chart of this version again, with the components that the configuration needs. Missing:\n{}",
         list(.0)
     )]
     Lacking(Vec<Permission>),

@@ -119,7 +119,7 @@ pub(super) fn register_gauges(
         ),
         (
             "pods_undecided_oldest_seconds",
-            "Age of the oldest of these pods; 0 when there is none",
+            "Age of the oldest pod of pods_undecided, in seconds; 0 when there is none",
         ),
     ];
     metrics.register_gauges(names, move || {

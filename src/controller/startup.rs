@@ -51,13 +51,13 @@ impl Startup {
             let seconds = started.elapsed().as_secs_f64();
             tracing::info!(
                 seconds,
-                "every initial pod and DaemonSet has been attempted; tainting nodes"
+                "archaware has tried to decide about every pod and DaemonSet that existed at its start; nodes may get taints now"
             );
         } else {
             tracing::warn!(
                 pods,
                 daemon_sets,
-                "startup.timeout ended before all initial objects were attempted; tainting nodes"
+                "startup.timeout ended before archaware had tried to decide about every existing pod and DaemonSet; nodes may get taints now"
             );
         }
         loop {

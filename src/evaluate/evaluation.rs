@@ -185,14 +185,14 @@ impl Evaluation {
     /// no taint keeps away from the selected nodes.
     pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
         format!(
-            "{}. No taint keeps it away from the nodes that it selects, so it is placed there; probably it cannot run there",
+            "{}. No taint keeps the pod away from the nodes that it selects, so the scheduler places it there, and it probably fails",
             self.explain_selection(set)
         )
     }
 
     fn explain_selection(&self, set: &Architectures) -> String {
         format!(
-            "its node selector or node affinity selects none of the architectures that can run it: {}{}",
+            "the node selector or node affinity of the pod selects none of the architectures that run its images: {}{}",
             set.join(", "),
             self.images_in_brackets()
         )
@@ -213,7 +213,7 @@ impl Evaluation {
             }
             Some(Conflict::Outdated(set)) => {
                 return format!(
-                    "its node affinity was set for other images and cannot be changed: delete the pod. Its images now allow: {}{}",
+                    "the node affinity of the pod was set for other images and cannot be changed. Its images now run on {}{}. Delete the pod, so that its replacement gets another affinity",
                     set.join(", "),
                     self.images_in_brackets()
                 );
@@ -221,9 +221,13 @@ impl Evaluation {
             _ => {}
         }
         let mut why = if self.images.is_empty() {
-            "none of the architectures in its annotation is schedulable".to_owned()
+            "the annotation archaware.dev/architectures lists no architecture of schedulableArchitectures"
+                .to_owned()
         } else {
-            format!("its images share no architecture: {}", self.list_images())
+            format!(
+                "the images of the pod share no architecture: {}",
+                self.list_images()
+            )
         };
         if !policy.schedulable.is_empty() {
             let names: Architectures = policy.schedulable.iter().cloned().collect();
@@ -232,8 +236,8 @@ impl Evaluation {
         }
         if let Some(class) = &self.lacking_class {
             why = format!(
-                "{why}. Runtime class {class} runs them, and can be set only when a pod is created: write it into the template, or \
-                 delete the pod, so that its replacement gets the class"
+                "{why}. The RuntimeClass {class} runs all of these images, but a pod can get it only when it is created: set \
+                 runtimeClassName in the template, or delete the pod, so that its replacement gets the class"
             );
         }
         why

@@ -45,8 +45,7 @@ const MAX_OF_POD: usize = 32;
 const FORBIDDEN: &str =
     "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
 /// Why a Secret beyond the limit is skipped.
-const TOO_MANY: &str =
-    "with it the pod's pull secrets have more than 256 entries, or more than 32 with patterns";
+const TOO_MANY: &str = "the pull secrets of the pod together have more than 256 entries, or more than 32 entries with patterns";
 
 /// Reads and caches pull secrets. Cheap to clone.
 #[derive(Clone)]

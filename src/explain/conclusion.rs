@@ -41,7 +41,7 @@ pub(super) fn conclude(
             return Conclusion::new(
                 "archaware does not decide about it, because it is too large.",
                 [format!(
-                    "Shorten its lists: each of them may have {MAX_LIST} entries"
+                    "Shorten it: a list may have at most {MAX_LIST} entries, and the number of fields and the length of all texts are limited too."
                 )],
             );
         }

@@ -314,9 +314,9 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
             return Some(note);
         }
         let use_of_it = match facts.pod {
-            Some(pod) if pod.pod.spec.gate().is_none() => "its affinity cannot be set any more",
+            Some(pod) if pod.pod.spec.gate().is_none() => "archaware cannot make the pod prefer them, because affinity can be set only behind the scheduling gate",
             _ => {
-                "when the failure policy decides while it waits behind the gate, such nodes are preferred"
+                "if the failure policy decides before the gate is removed, archaware makes the pod prefer these nodes"
             }
         };
         Some(format!("{note}; {use_of_it}"))

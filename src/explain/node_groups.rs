@@ -110,7 +110,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             Landing::Fits => ("yes", None),
             Landing::UnknownVariant => (
                 "unknown",
-                Some("its images need a higher variant than is known of these nodes".to_owned()),
+                Some("its images need a certain CPU variant, and the variant of these nodes is not known".to_owned()),
             ),
             Landing::Blocked(obstacle) => {
                 let node = NodePlatform::of_all(&architecture, of_group);
@@ -190,7 +190,7 @@ fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> St
         (Obstacle::NodeAffinity, None) if is_own_affinity => {
             "node affinity, which archaware extended".to_owned()
         }
-        (Obstacle::Taint { taint, .. }, _) => format!("does not tolerate the taint {taint}"),
+        (Obstacle::Taint { taint, .. }, _) => format!("untolerated taint {taint}"),
         (Obstacle::NodeSelector(label), _) => format!("node selector {label}"),
         (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
         (Obstacle::Demand(source), _) => source.to_string(),

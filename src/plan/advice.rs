@@ -47,17 +47,17 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     }
     let names: BTreeSet<String> = open.map(ResourceExt::name_any).collect();
     let why = if !requires_affinity(config) {
-        "pods get tolerations only"
+        "pods get tolerations, but no node affinity"
     } else if config.admission.on_miss != OnMiss::Gate {
-        "pods whose images are not known in time are created without it"
+        "pods whose images are not known in time get no node affinity"
     } else {
         return None;
     };
     let what = some(&names)?;
     Some(format!(
-        "NodePools that leave the architecture open: {what}. Karpenter goes by node affinity, and {why}: it can make nodes that \
-         they do not tolerate, again and again. Set affinity.required, admission.enabled and admission.onMiss: gate, or declare \
-         the taint in one NodePool for each architecture"
+        "NodePools without the taint {key}: {what}. Karpenter chooses the architecture by node affinity, but {why}. So Karpenter \
+         can create nodes whose taint the pods do not tolerate, again and again. Set affinity.required, admission.enabled and \
+         admission.onMiss: gate, or declare the taint in one NodePool for each architecture"
     ))
 }
 
@@ -72,8 +72,8 @@ fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>)
     let names: BTreeSet<String> = asking.map(full_name).collect();
     let what = some(&names).filter(|_| !config.admission.enabled)?;
     Some(format!(
-        "pods that ask for image selection: {what}. Images are selected by the webhook, when a pod is created: set \
-         admission.enabled, or they keep the images that they name"
+        "these pods ask for image selection, but keep their images, because only the webhook selects images: {what}. Set \
+         admission.enabled"
     ))
 }
 
@@ -89,10 +89,13 @@ fn foreign_taints<'a>(
             *counts.entry(taint.to_string()).or_default() += 1;
         }
     }
-    let found = counts.iter().map(|(taint, n)| format!("{taint} on {n}"));
+    let found = counts
+        .iter()
+        .map(|(taint, n)| format!("{taint} (nodes: {n})"));
     let what = some(&found.collect())?;
     Some(format!(
-        "nodes with a taint of taint.key that archaware has not set: {what}. It stays as it is, also after archaware clean"
+        "nodes have taints with the key taint.key that another tool set: {what}. archaware does not change these taints, and \
+         archaware clean does not remove them"
     ))
 }
 
@@ -109,8 +112,8 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
     let what = some(&names).filter(|_| !requires_affinity(config))?;
     Some(format!(
         "pending pods with topologySpreadConstraints and whenUnsatisfiable: DoNotSchedule, but without node affinity for \
-         architectures: {what}. The scheduler counts nodes whose taints they do not tolerate as empty, so they can stay pending. \
-         Set affinity.required and admission.enabled, or nodeTaintsPolicy: Honor in the constraint"
+         architectures: {what}. Topology spread also counts nodes whose taints the pods do not tolerate, so the pods can stay \
+         pending. Set affinity.required and admission.enabled, or nodeTaintsPolicy: Honor in the constraint"
     ))
 }
 

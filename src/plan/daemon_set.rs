@@ -125,14 +125,14 @@ pub(crate) fn report_only(
     let appliers: Vec<&str> = template.set.managers.appliers().collect();
     if mode == DaemonSets::Report {
         Some(format!(
-            "its template should tolerate {tolerated}; with daemonSets: report archaware does not change it: change the \
+            "the template should tolerate {tolerated}, but with daemonSets: report archaware changes no template. Change the \
              tolerations at the template's source"
         ))
     } else if !appliers.is_empty() {
         // The next server-side apply of the other tool would end with a conflict.
         Some(format!(
-            "its template should tolerate {tolerated}; {} manages spec.template.spec.tolerations by server-side apply, so \
-             archaware does not change them: add the tolerations there",
+            "the template should tolerate {tolerated}, but {} manages spec.template.spec.tolerations by server-side apply, so \
+             archaware does not change them: correct the tolerations in the manifest that is applied",
             appliers.join(", ")
         ))
     } else {

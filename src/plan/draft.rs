@@ -170,7 +170,7 @@ impl<'a> Draft<'a> {
         let waiting = next.decision.is_none();
         let is_none = next.decision == Some(Decision::NoCommonArchitecture);
         if is_none {
-            let note = "its images that are known share none of resolution.failure.architectures";
+            let note = "none of resolution.failure.architectures can run all images that archaware could read";
             self.report(EventReason::NoCommonArchitecture, note);
         }
         let recheck = (waiting || is_none).then_some(RECHECK_INTERVAL);

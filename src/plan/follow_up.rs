@@ -40,7 +40,7 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
                 ApiError::Forbidden(_) => "; apply the manifests of this version again",
                 _ => "",
             };
-            let note = format!("archaware's change was rejected: {error}{hint}");
+            let note = format!("archaware cannot change this object: {error}{hint}");
             let draft = || EventDraft::new(EventReason::ChangeRefused, note);
             (error.retry(refusals), refused, refused.then(draft))
         }

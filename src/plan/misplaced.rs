@@ -160,7 +160,7 @@ impl MisplacedPod<'_> {
         let why = match self.architectures {
             _ if self.is_only_stated(first) => {
                 let stated = self.stated.map(|set| set.join(", ")).unwrap_or_default();
-                format!("its author states that it runs on {stated}")
+                format!("the annotation archaware.dev/architectures lists only {stated}")
             }
             Some(set) if first.cause == WrongArchitectureCause::ImageLacksArchitecture => {
                 format!("image {image} is for {}", set.join(", "))
@@ -197,7 +197,10 @@ impl MisplacedPod<'_> {
 
     fn advice(&self, first: &WrongArchitecture, state: MisplacedState) -> String {
         if self.is_lied_about(first) {
-            return "Build the image again, or state where it runs with the annotation archaware.dev/architectures".to_owned();
+            return format!(
+                "Build the image for {} again, or list the architectures on which it runs in the annotation archaware.dev/architectures",
+                self.platform
+            );
         }
         let build = if self.is_only_stated(first) {
             "Correct the annotation archaware.dev/architectures".to_owned()
@@ -206,20 +209,26 @@ impl MisplacedPod<'_> {
         };
         match state {
             MisplacedState::Evicted => {
-                "It is evicted, so that its replacement is placed by its images".to_owned()
+                "archaware evicts the pod, so that its replacement gets a node that its images run on".to_owned()
             }
-            MisplacedState::NotYet => "It is evicted after other pods of its controller".to_owned(),
+            MisplacedState::NotYet => {
+                "archaware evicts the pod later: it evicts the pods of a controller one after the other"
+                    .to_owned()
+            }
             MisplacedState::NoWebhook => {
-                "It is evicted when the API server asks the webhook, which places the new pod"
+                "archaware evicts the pod when the API server has called the webhook, because only the webhook keeps the new \
+                 pod away from such nodes"
                     .to_owned()
             }
             MisplacedState::TooMany => {
-                "It is evicted when concurrency.evictionsPerMinute allows that".to_owned()
+                "archaware evicts the pod when concurrency.evictionsPerMinute allows it".to_owned()
             }
             MisplacedState::Budget => {
-                "A disruption budget does not allow its eviction now".to_owned()
+                "A PodDisruptionBudget does not allow the eviction of the pod now".to_owned()
             }
-            MisplacedState::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
+            MisplacedState::NotEvicted(why) => {
+                format!("{build}. archaware does not evict the pod: {why}")
+            }
             MisplacedState::Reported if self.is_replaced().is_ok() && self.elsewhere.is_ok() => {
                 format!(
                     "{build}, or delete the pod, so that its replacement is placed by its images"

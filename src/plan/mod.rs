@@ -182,7 +182,7 @@ impl PlannedPatch {
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
         let mut note = format!(
-            "some of its images could not be resolved; by the failure policy, within the architectures of its other images, it tolerates {where_to}"
+            "archaware could not read some images. The failure policy (resolution.failure) and the other images allow {where_to}"
         );
         if let Some(locality) = locality {
             note = format!("{note}. Such nodes are preferred: {locality}");

@@ -65,12 +65,13 @@ fn write(node: &Node, change: NodeChange) -> PlannedPatch {
 fn reverted(node: &Node, wanted: Option<String>) -> EventDraft {
     let who = node.managers.last_writer();
     let what = wanted.map_or(
-        "changes what archaware removes or records (archaware.dev/taint)".to_owned(),
+        "undoes archaware's changes of spec.taints or of the annotation archaware.dev/taint"
+            .to_owned(),
         |taint| format!("removes or changes archaware's taint {taint}"),
     );
     let note = format!(
-        "{who} {what} again and again (spec.taints): exclude that key there, or label the node \
-         archaware.dev/ignore=true; archaware repairs it with growing pauses, up to 10 minutes"
+        "{who} {what} again and again: let that tool ignore the key of archaware's taint, or label the node \
+         archaware.dev/ignore=true; archaware repairs the node after growing pauses of at most 10 minutes"
     );
     EventDraft::new(EventReason::TaintReverted, note)
 }
@@ -81,7 +82,7 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
         TaintProblem::Conflict { wanted, value } => EventDraft::new(
             EventReason::TaintConflict,
             format!(
-                "its taint {}={value}:{} was set by another tool and is not {wanted}; archaware does not change it",
+                "another tool set the taint {}={value}:{} on the node, so archaware cannot set {wanted}: remove the other taint, or set another taint.key",
                 wanted.kind.key,
                 wanted.kind.effect.as_str()
             ),
@@ -89,8 +90,8 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
         TaintProblem::UnknownKey(taint) => EventDraft::new(
             EventReason::TaintConflict,
             format!(
-                "its annotation archaware.dev/taint names {taint}, whose key archaware does not know from its configurations; \
-                 archaware changes nothing: remove the annotation, and the taint if it was archaware's"
+                "the annotation archaware.dev/taint of the node names {taint}, but archaware was never configured with its key, so \
+                 archaware does not change the node: remove the annotation, and also the taint if archaware set it"
             ),
         ),
         TaintProblem::UnknownArchitecture => EventDraft::new(

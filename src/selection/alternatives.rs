@@ -30,7 +30,7 @@ fn outcome(candidate: &Candidate) -> String {
         CandidateOutcome::Chosen => "selected".to_owned(),
         CandidateOutcome::SameImage => "fits, and has the selected image".to_owned(),
         CandidateOutcome::Later => {
-            "fits, but an entry of a higher weight or before it does, too".to_owned()
+            "fits, but an earlier entry or an entry of a higher weight also fits".to_owned()
         }
         CandidateOutcome::ChosenByModel { label, value } => {
             format!("selected by selection.predictor, for nodes with {label}={value}")

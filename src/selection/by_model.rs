@@ -39,7 +39,7 @@ impl Selecting<'_> {
             None => models.next().filter(|_| document.models.len() == 1),
         };
         let model = model.ok_or_else(|| {
-            because("name one of its models in the annotation …/model".to_owned())
+            because("the annotation oci.image.compatibilities.selection/model has to name one of its models".to_owned())
         })?;
         let predictor = self.parts.predictor.as_ref();
         let predictor =
@@ -60,12 +60,12 @@ impl Selecting<'_> {
         );
         let answer = prediction
             .await
-            .unwrap_or_else(|_| Err("it is too late".into()));
+            .unwrap_or_else(|_| Err("no answer in time".into()));
         let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
         let image = model.images.get(&answer.architecture);
         let image = image.ok_or_else(|| {
             because(format!(
-                "it has no image for {:?}, which selection.predictor chose",
+                "the model has no image for the architecture {:?}, which selection.predictor chose",
                 answer.architecture
             ))
         })?;

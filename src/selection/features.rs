@@ -194,7 +194,7 @@ fn log(error: &watcher::Error) {
     let error = crate::error::chain(error);
     tracing::info!(
         error,
-        "NodeFeature objects cannot be read: the labels of nodes say what NFD found"
+        "cannot read NodeFeature objects; archaware uses the labels that NFD writes to nodes instead"
     );
 }
 

@@ -88,7 +88,7 @@ impl Prediction {
     fn parse(answer: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(answer).map_err(|error| {
             let (line, column) = (error.line(), error.column());
-            format!("its answer is none, at line {line}, column {column}")
+            format!("its answer is not JSON with instance-selector, instance and arch (line {line}, column {column})")
         })
     }
 }
@@ -196,7 +196,7 @@ impl Inner {
     async fn request(&self, tenant: &str, question: Arc<str>) -> Answer {
         let answer = self.send(tenant, &question).await;
         let answer = answer.map_err(|error| -> Arc<str> {
-            tracing::warn!(%error, "selection.predictor failed: the rules of the document decide");
+            tracing::warn!(%error, "selection.predictor failed; documents decide by their rules, and containers without rules keep their image");
             error.into()
         });
         let life = if answer.is_ok() { TTL } else { FAILURE_TTL };

@@ -67,7 +67,7 @@ impl fmt::Display for SelectionProblem {
             Self::NoMatch(no_match) => no_match.fmt(f),
             Self::NotSelectable { container, image } => write!(
                 f,
-                "container {container}: the nodes that {image} fits cannot be selected by labels, so it keeps its image"
+                "container {container} keeps its image: no labels distinguish the nodes that {image} fits from other nodes"
             ),
             Self::Model {
                 container,
@@ -87,8 +87,8 @@ impl fmt::Display for SelectionProblem {
             ),
             Self::Created(container) => write!(
                 f,
-                "container {container}: no image was selected when the pod was created, because the webhook did not answer or no \
-                 image fitted a node; create the pod anew"
+                "container {container} keeps its image: when the pod was created, the webhook did not answer, or no image fitted a \
+                 node; recreate the pod"
             ),
         }
     }

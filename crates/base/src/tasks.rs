@@ -88,7 +88,7 @@ fn record(task: &'static str, took: Duration) {
         tracing::warn!(
             task,
             milliseconds,
-            "a task kept its thread from other tasks: an input of it was costly, or the container has too little CPU"
+            "a task blocked its thread: its input was large, or the container has too little CPU"
         );
     }
 }

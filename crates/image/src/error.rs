@@ -61,7 +61,7 @@ pub enum ImageError {
     #[error("invalid image reference")]
     Reference(#[from] ReferenceError),
     /// A document refers to another one by an invalid digest.
-    #[error("a descriptor is invalid")]
+    #[error("a document of the image refers to another document by an invalid digest")]
     Digest(#[from] DigestError),
     /// The registry does not have the document.
     #[error("{what} not found")]
@@ -155,7 +155,7 @@ pub enum ArtifactError {
     #[error("{0}")]
     Malformed(String),
     /// It has no layer of this kind.
-    #[error("no layer is a {0}, and none is attached to it")]
+    #[error("it has no layer with a {0}, and no {0} is attached to it")]
     NoLayer(&'static str),
 }
 

@@ -102,11 +102,16 @@ impl Emulation {
         let nodes =
             nodes.map(|node| format!("{} nodes with {}", node.architecture, node.nodes.as_str()));
         let nodes: Vec<_> = nodes.collect();
+        let preferred = if self.native.is_empty() {
+            ""
+        } else {
+            "; nodes that need no emulation are preferred"
+        };
         Demand {
             require: NodeSet::any_of(native.into_iter().chain(emulators)),
             prefer: prefer_native(&self.native).into_iter().collect(),
             note: Some(format!(
-                "its images run by emulation on {}, after nodes that need none",
+                "its images run by emulation on {}{preferred}",
                 nodes.join(", ")
             )),
             ..Demand::from_source(Source::Emulation)

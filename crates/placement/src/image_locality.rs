@@ -89,7 +89,7 @@ impl fmt::Display for ImageLocality {
         let copies = self.copies.as_ref().filter(|set| !set.is_empty());
         let copies = copies.map(|set| {
             let set = set.join(", ");
-            format!("what archaware's own node holds of {images} is for {set}")
+            format!("archaware's own node holds copies of {images} for {set}")
         });
         let parts: Vec<_> = hold.into_iter().chain(copies).collect();
         f.write_str(&parts.join("; "))

@@ -67,13 +67,15 @@ pub enum DocumentError {
     #[error("{0} bytes are more than the limit of 4 MiB")]
     TooLarge(u64),
     /// Not JSON, or not an index, manifest or config.
-    #[error("not an image manifest: {0}")]
+    #[error("not an image document: {0}")]
     Malformed(String),
     /// Contains both `manifests` and `config`, or contradicts its own media type (CVE-2021-41190).
     #[error("ambiguous: {0}")]
     Ambiguous(&'static str),
     /// More distinct platforms, or entries without platform, than any real image has.
-    #[error("more than {MAX_ENTRIES} platforms or entries without platform")]
+    #[error(
+        "its index has more than {MAX_ENTRIES} platforms, or more than {MAX_ENTRIES} entries without a platform"
+    )]
     TooManyEntries,
     /// Docker schema 1, deprecated since 2017; containerd 2 rejects it too.
     #[error("a Docker schema 1 manifest, which names no platform")]

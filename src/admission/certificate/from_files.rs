@@ -52,7 +52,19 @@ impl FromFiles {
                 // While two files are replaced one after the other, they do not match.
                 Err(error) => {
                     if let Some(error) = failing.changed(&error) {
-                        tracing::warn!(error, "admission certificate not usable; trying again");
+                        let CertificatesConfig {
+                            certificate,
+                            key,
+                            authority,
+                            ..
+                        } = &self.config;
+                        tracing::warn!(
+                            ?certificate,
+                            ?key,
+                            ?authority,
+                            error,
+                            "cannot use the files of the admission certificate; trying again"
+                        );
                     }
                 }
             }
@@ -110,9 +122,11 @@ impl FromFiles {
             self.served.activate(&pair)?;
             if !pair.is_for(std::slice::from_ref(&self.name)) {
                 let name = &self.name;
+                let certificate = self.config.certificate.display();
                 tracing::warn!(
                     name,
-                    "the admission certificate is not valid for the name that the API server uses"
+                    %certificate,
+                    "the admission certificate is not valid for the name that the API server uses; issue it for this name"
                 );
             }
             tracing::info!(certificate = %self.config.certificate.display(), "admission certificate loaded from file");

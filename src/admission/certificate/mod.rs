@@ -45,7 +45,7 @@ pub(super) enum CertificateError {
     #[error("the file contains no PEM certificate")]
     NoCertificate,
     /// The authority file contains no certificate, or all of its certificates have expired.
-    #[error("all certificates of the authority have expired")]
+    #[error("the authority file contains no PEM certificate that is still valid")]
     NoAuthority,
     /// The text contains no private key.
     #[error("the file contains no PEM private key")]

@@ -250,7 +250,8 @@ impl Maintenance {
         {
             tracing::warn!(
                 timeout = timeout.as_secs(),
-                "timeoutSeconds of the MutatingWebhookConfiguration {NAME} is too short for admission.budget: pods wait less"
+                "timeoutSeconds of the MutatingWebhookConfiguration {NAME} is too short for admission.budget, so archaware has less \
+                 time to read images; raise timeoutSeconds or lower admission.budget"
             );
         }
         self.is_too_short = too_short.is_some();
@@ -310,8 +311,8 @@ pub async fn warn_if_registered(api: ApiClient) {
     match find(&api).await {
         Ok(None) => {}
         Ok(Some(_)) => tracing::warn!(
-            "admission.enabled is false, but there is a MutatingWebhookConfiguration {NAME}: the API server calls a webhook \
-             that is not served before it creates a pod; kubectl delete mutatingwebhookconfiguration {NAME}"
+            "admission.enabled is false, but the MutatingWebhookConfiguration {NAME} exists: for each new pod, the API server \
+             calls a webhook that nothing serves. Run kubectl delete mutatingwebhookconfiguration {NAME}"
         ),
         // An installation without the webhook does not need the permission.
         Err(error) => tracing::debug!(%error, "cannot look for a webhook configuration"),

@@ -38,26 +38,30 @@ pub(super) async fn acquire(
     let namespace = installation.namespace.as_str();
     let memory = Durable::new(installation.keys.clone());
     let read = lease::read_memory(api, namespace, &memory).await;
-    read.context("cannot read the Lease")?;
+    read.with_context(|| format!("cannot read Lease {namespace}/{NAME}"))?;
     let own_namespace = NamespacedName::cluster(namespace);
     let is_installed = match api.find_metadata::<Namespace>(&own_namespace).await {
         Ok(found) => found.is_some(),
         // archaware's service account may not read namespaces, but its own namespace exists.
         Err(ApiError::Forbidden(_)) => true,
-        Err(error) => return Err(error).context("cannot read namespaces"),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read Namespace {namespace}"));
+        }
     };
     if clean.dry_run || !is_installed {
         return Ok(Some(CleanLease::not_needed()));
     }
     let name = NamespacedName::new(namespace, NAME);
     let found = api.find::<Lease>(&name).await;
-    let found = found.context("cannot read the Lease")?;
+    let found = found.with_context(|| format!("cannot read Lease {name}"))?;
     let identity = lease::identity("clean");
     // In a pod of the Deployment, clean is of no use without stopping it.
     let stops_own_pod = installation.is_inside && can_stop(api, &name).await?;
     let patience = if stops_own_pod {
         let taken = lease::take(api, namespace, &identity, LEASE_DURATION).await;
-        taken.context("cannot take the Lease over from the running controllers")?;
+        taken.with_context(|| {
+            format!("cannot take Lease {name} over from the running controllers")
+        })?;
         EXPIRY_TIMEOUT
     } else if clean.stop_controller {
         stop_controller(api, &name).await?;
@@ -118,9 +122,11 @@ async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool
         }
         Err(error) => Err(error),
     };
-    allowed.context(
-        "cannot stop archaware: apply the manifests of this version, or run clean as an administrator",
-    )?;
+    allowed.with_context(|| {
+        format!(
+            "cannot scale Deployment {name} to 0 to stop archaware: apply the manifests of this version, or run clean as an administrator"
+        )
+    })?;
     Ok(true)
 }
 
@@ -194,8 +200,12 @@ impl CleanLease {
 async fn stop_controller(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<()> {
     match api.scale(name, 0, false).await {
         Ok(()) => eprintln!("scaled Deployment {name} to 0"),
-        Err(ApiError::NotFound(_)) => eprintln!("there is no Deployment {name}"),
-        Err(error) => return Err(error).context("cannot scale the Deployment"),
+        Err(ApiError::NotFound(_)) => eprintln!(
+            "there is no Deployment {name} to stop; if archaware runs in another namespace, name that with --namespace"
+        ),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot scale Deployment {name} to 0"));
+        }
     }
     Ok(())
 }

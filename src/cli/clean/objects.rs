@@ -36,7 +36,7 @@ impl Session {
     fn unknown<K: Resource<DynamicType = ()>>(&mut self, object: &K, what: &str) {
         let (kind, name) = (K::kind(&()).to_string(), NamespacedName::of_object(object));
         self.remaining.push(format!(
-            "{kind} {name} (its {what} may be of an earlier configuration: give that with --config, or remove it by hand)"
+            "{kind} {name} (its {what} may come from an earlier configuration: name the file of that configuration with --config, or remove the {what} by hand)"
         ));
         self.failed.insert((kind, name));
         self.is_record_left = true;
@@ -168,7 +168,7 @@ impl Session {
                 }
             }
         };
-        self.for_each_object(found, |_| "evicted".to_owned(), act)
+        self.for_each_object(found, |_| "eviction".to_owned(), act)
             .await;
         Ok(())
     }

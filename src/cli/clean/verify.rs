@@ -16,8 +16,7 @@ use crate::{
 
 use super::{Session, installation::registration, objects::has_record};
 
-const CAME_BACK: &str =
-    "came back: does archaware run again, or in another namespace (--namespace)?";
+const CAME_BACK: &str = "came back: archaware runs again or in another namespace; name that with --namespace, or run clean --stop-controller";
 
 /// The replicas of archaware's Deployment; `None` if there is none, or if it may not be read.
 async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>, ApiError> {
@@ -57,7 +56,7 @@ impl Session {
         let found = replicas(&self.api, &name).await?.unwrap_or_default();
         if found > 0 && !self.dry_run {
             self.remaining.push(format!(
-                "Deployment {name} (its {found} replicas put everything back as soon as they run; run clean --stop-controller)"
+                "Deployment {name} (replicas: {found}; running replicas restore everything: run clean --stop-controller)"
             ));
         }
         Ok(())

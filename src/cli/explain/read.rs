@@ -88,7 +88,9 @@ impl Reader {
             );
         };
         if resource.kind == "Pod" && resource.group.is_empty() {
-            return Ok(Target::of_pod(ExistingPod::read(object)?));
+            let cannot_read = || format!("cannot read pod {name}");
+            let pod = ExistingPod::read(object).with_context(cannot_read)?;
+            return Ok(Target::of_pod(pod));
         }
         let Some(workload) = Workload::read(&object)? else {
             bail!("{} {name} has no pod template", resource.kind);

@@ -209,11 +209,14 @@ pub(super) fn parse_objects(
         all => ("pod", all),
     };
     if names.len() > MAX_OBJECTS {
-        bail!("these are {} objects, more than {MAX_OBJECTS}", names.len());
+        bail!(
+            "cannot explain {} objects at once, at most {MAX_OBJECTS}; use `archaware report`",
+            names.len()
+        );
     }
     let parsed = names.iter().map(|word| {
         let (kind, name) = match word.split_once('/') {
-            Some(_) if kind != "pod" => bail!("{word:?}: the kind was named before: {kind:?}"),
+            Some(_) if kind != "pod" => bail!("{word:?} names a kind, but {kind:?} is already the kind of all objects: write only names after it"),
             Some(both) => both,
             None => (kind, word.as_str()),
         };
@@ -242,8 +245,9 @@ pub(super) fn daemon_set(object: &Value) -> Result<Option<DaemonSet>, serde_json
 pub(super) fn read_manifests(path: &Path) -> anyhow::Result<Vec<Manifest>> {
     let mut found = Vec::new();
     for (file, object) in manifests::read(path)? {
-        if let Some(workload) = Workload::read(&object).with_context(|| file.clone())? {
-            let daemon_set = daemon_set(&object).with_context(|| file)?;
+        let cannot_read = || format!("cannot read {file}");
+        if let Some(workload) = Workload::read(&object).with_context(cannot_read)? {
+            let daemon_set = daemon_set(&object).with_context(cannot_read)?;
             found.push(Manifest {
                 workload,
                 daemon_set,

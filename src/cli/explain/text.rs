@@ -51,7 +51,10 @@ fn page(explanation: &Explanation) -> String {
         } else {
             ("Preferences of container", "PREFERRED")
         };
-        let title = format!("{title} {} in {}", selection.container, selection.document);
+        let title = format!(
+            "{title} {}, from {}",
+            selection.container, selection.document
+        );
         let rows = selection.candidates.iter().map(|candidate| {
             let is_chosen = if candidate.chosen { "yes" } else { "no" };
             vec![

@@ -269,7 +269,7 @@ impl Workloads {
         };
         let namespace = head.metadata.namespace.clone();
         let pod = Pod::deserialize(object)
-            .with_context(|| format!("pod {namespace}/{}", as_owner.name))?;
+            .with_context(|| format!("cannot read pod {namespace}/{}", as_owner.name))?;
         if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(());
         }

@@ -126,9 +126,9 @@ fn blockers(summary: &Summary) -> String {
     };
     let rows: String = summary.blockers.iter().map(row).collect();
     format!(
-        "<h2>Images that keep workloads from {}</h2>\n<p>Only by it, CPU and memory: the workloads that nothing else keeps from it.</p>\n\
+        "<h2>Images that keep workloads from {}</h2>\n<p>Only blocker: workloads that could run there if just this image were built for it. CPU and memory are of those.</p>\n\
          <div class=\"scroll\"><table class=\"blockers\"><thead><tr><th>Image</th><th>Exists for</th><th class=\"number\">Workloads</th>\
-         <th class=\"number\">Only by it</th><th class=\"number\">CPU</th><th class=\"number\">Memory</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n",
+         <th class=\"number\">Only blocker</th><th class=\"number\">CPU</th><th class=\"number\">Memory</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n",
         escape(&summary.architecture)
     )
 }
@@ -172,7 +172,7 @@ fn by_architecture(report: &Report) -> String {
         .map(|(name, count)| format!("{name} {count}"))
         .collect();
     format!(
-        "<section>\n<h2>Workloads by architecture</h2>\n<p>How many workloads have only images that exist for it. Their node selectors do not count here.</p>\n\
+        "<section>\n<h2>Workloads by architecture</h2>\n<p>Number of workloads whose images all exist for the architecture. Node selectors are not considered.</p>\n\
          <svg id=\"by-architecture\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">{bars}</svg>\n</section>\n",
         counts.len() as u64 * height,
         escape(&words.join(", "))

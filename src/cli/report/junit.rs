@@ -93,7 +93,10 @@ fn case(name: &str, answer: &Answer, is_failure: bool) -> String {
         ));
     }
     if !answer.unknown.is_empty() {
-        why.push(format!("nothing is known of {}", answer.unknown.join(", ")));
+        why.push(format!(
+            "could not be checked: {}",
+            answer.unknown.join(", ")
+        ));
     }
     let why = escape(&why.join("; "));
     let result = match (is_failure, answer.can_run) {

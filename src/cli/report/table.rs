@@ -150,7 +150,7 @@ fn of_summary(summary: &Summary) -> String {
             "IMAGE",
             "EXISTS FOR",
             "WORKLOADS",
-            "ONLY BY IT",
+            "ONLY BLOCKER",
             "CPU",
             "MEMORY",
         ];
@@ -161,7 +161,7 @@ fn of_summary(summary: &Summary) -> String {
             hidden => format!("… and {hidden} more (-o json has all)\n"),
         };
         text += &format!(
-            "\nImages that keep workloads from {0}\n(ONLY BY IT, CPU, MEMORY: workloads that nothing else keeps from {0})\n{table}{more}",
+            "\nImages that keep workloads from {0}\n(ONLY BLOCKER: workloads that could run on {0} if just this image were built for it; CPU and MEMORY are of those)\n{table}{more}",
             summary.architecture
         );
     }

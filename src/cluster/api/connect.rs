@@ -33,7 +33,9 @@ pub enum ConnectError {
     #[error("the kubeconfig is not usable: {0}")]
     Kubeconfig(String),
     /// Neither the kubeconfig nor the service account of this pod can be used.
-    #[error("no cluster: name a kubeconfig that can be read with --kubeconfig or KUBECONFIG ({0})")]
+    #[error(
+        "cannot read the kubeconfig or the service account: {0}; name another kubeconfig with --kubeconfig or KUBECONFIG"
+    )]
     Inferred(String),
     /// The client cannot be created.
     #[error("cannot create a client for the cluster")]

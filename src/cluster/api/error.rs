@@ -22,11 +22,11 @@ const MAX_TEXT: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
     /// 404: the object or its kind does not exist.
-    #[error("it does not exist: {0}")]
+    #[error("the object or its kind does not exist: {0}")]
     NotFound(String),
     /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name
     /// exists already.
-    #[error("it has changed or exists already: {0}")]
+    #[error("the object has changed or exists already: {0}")]
     Conflict(String),
     /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
     #[error("the API server rejects the change: {0}")]
@@ -39,10 +39,10 @@ pub enum ApiError {
     #[error("the API server does not accept the credentials: {0}")]
     Unauthorized(String),
     /// 403.
-    #[error("it is forbidden: {0}")]
+    #[error("a permission is missing: {0}")]
     Forbidden(String),
     /// 429 for an eviction that a `PodDisruptionBudget` does not allow at the moment.
-    #[error("a PodDisruptionBudget does not allow it now: {0}")]
+    #[error("a PodDisruptionBudget does not allow the eviction now: {0}")]
     DisruptionBudget(String),
     /// 429: the API server is overloaded or limits the rate.
     #[error("the API server limits the rate of requests: {message}")]
@@ -138,7 +138,7 @@ impl ApiError {
         let hidden = || "(not shown, because it may contain secrets)".to_owned();
         match self {
             Self::Conflict(_) => Self::Conflict(hidden()),
-            Self::Invalid(_) => Self::Invalid("is it immutable?".to_owned()),
+            Self::Invalid(_) => Self::Invalid("the Secret may be immutable".to_owned()),
             Self::Denied(_) => Self::Denied(hidden()),
             Self::Malformed(_) => Self::Malformed(hidden()),
             Self::Unavailable {

@@ -67,7 +67,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Changed => f.write_str("it changed meanwhile"),
+            Self::Changed => f.write_str("the pod changed during the patch"),
             Self::Panicked => f.write_str("a panic, which is a bug; its location is in the log"),
             Self::Rejected(error) => f.write_str(&chain(error)),
         }
@@ -155,7 +155,12 @@ impl Batch {
         loop {
             tokio::time::sleep(PROGRESS_INTERVAL).await;
             let (pods, tolerated) = self.counts();
-            tracing::info!(nodes, pods, tolerated, "looking at the pods of nodes");
+            tracing::info!(
+                nodes,
+                pods,
+                tolerated,
+                "archaware still checks whether the pods on these nodes tolerate the taint of their node"
+            );
         }
     }
 

@@ -43,8 +43,9 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         with_variant(platform.architecture, variant)
     );
     if let Some(lacking) = say_lacking(&images) {
-        let problem =
-            problem.unwrap_or_else(|| format!("such containers die with \"{EXEC_FORMAT_ERROR}\""));
+        let problem = problem.unwrap_or_else(|| {
+            format!("programs for another architecture die with \"{EXEC_FORMAT_ERROR}\"")
+        });
         let build = build_for(&images, platform.architecture);
         let advice = [
             build.map(|build| format!("{build}.")),
@@ -79,12 +80,12 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             Reason::NotFound => "its registry has no such image".to_owned(),
             reason => reason.as_str().to_owned(),
         };
-        format!("; whether {image} exists for it is not known ({why})")
+        format!("; it is not known whether {image} exists for this architecture ({why})")
     } else if let Some(image) = unsure {
         let need = image.architectures.as_ref().map(|set| set.join(", "));
         let need = need.unwrap_or_default();
         format!(
-            "; whether its CPU suffices for {} ({need}) is not known",
+            "; it is not known whether the CPU of the node suffices for {} ({need})",
             image.name
         )
     } else if emulates {
@@ -107,9 +108,9 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
     {
         let advice = if emulates {
-            "The emulator does not run there (binfmt_misc): repair it, or remove the label that declares it from the node."
+            "A label of the node declares an emulator, but the emulator (binfmt_misc) does not work: repair the emulator, or remove the label."
         } else {
-            "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures."
+            "An image contains programs for another architecture than its manifest lists: build it again, or state where it runs with the annotation archaware.dev/architectures."
         };
         let sentence = format!("{location} {node}{why}; {problem}.");
         return Conclusion::new(sentence, [advice.to_owned()]);

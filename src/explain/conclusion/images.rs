@@ -43,7 +43,7 @@ pub(super) fn for_reason(facts: &Facts<'_>, image: &str, error: &ImageError) -> 
     match error.reason() {
         Reason::InvalidReference => "Correct the name of the image.".to_owned(),
         Reason::NotFound => {
-            "Correct the name or the tag of the image, or push it. Some registries answer so when a credential is missing.".to_owned()
+            "Correct the name or the tag of the image, or push it. Some registries also answer 404 if a credential is missing.".to_owned()
         }
         Reason::Denied if tried.is_empty() && !facts.evaluation.unusable.is_empty() => {
             "Its pull secrets could not be used: see the notes.".to_owned()
@@ -56,7 +56,7 @@ pub(super) fn for_reason(facts: &Facts<'_>, image: &str, error: &ImageError) -> 
             format!("The registry does not accept the credential that was found: {}.", tried.join(", "))
         }
         Reason::RateLimited => {
-            "Wait, or give it a credential: registries limit anonymous requests more.".to_owned()
+            "Wait, or give the pod a pull secret for this registry: registries allow fewer anonymous requests.".to_owned()
         }
         Reason::Unavailable => {
             "See whether the registry can be reached from here, and from archaware's pods; `archaware inspect --trace` shows each request.".to_owned()
@@ -75,17 +75,17 @@ fn by_failure_policy(facts: &Facts<'_>) -> String {
     }
     match failure.action {
         FailureAction::TolerateAll => format!(
-            "After {after} s archaware lets it run on every architecture that its other images allow (resolution.failure), and it may then die on a node that this image does not fit."
+            "If the image stays unreadable for {after} s, archaware lets the pod run on every architecture that its other images allow (resolution.failure). The pod may then die on a node whose architecture the image lacks."
         ),
         FailureAction::Tolerate => {
             let set: Architectures = failure.architectures.iter().cloned().collect();
             format!(
-                "After {after} s archaware lets it run on {} (resolution.failure).",
+                "If the image stays unreadable for {after} s, archaware lets the pod run on {} (resolution.failure).",
                 set.join(", ")
             )
         }
         FailureAction::Hold => {
-            "Until then archaware holds it back (resolution.failure.action).".to_owned()
+            "archaware holds the pod back until the image can be read (resolution.failure.action: hold).".to_owned()
         }
     }
 }

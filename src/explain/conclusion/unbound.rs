@@ -21,10 +21,10 @@ pub(super) fn conclude(
     let Some(groups) = groups else {
         let sentence = match &consequence.runs_on {
             Some(set) => format!(
-                "It can run on {}; whether there are such nodes is not known.",
+                "It can run on {}. archaware cannot list the nodes, so it is not known whether there are such nodes.",
                 set.join(", ")
             ),
-            None => "No image limits where it runs; the nodes are not known.".to_owned(),
+            None => "No image limits where it runs. archaware cannot list the nodes.".to_owned(),
         };
         let scheduler = facts.pod.and_then(ExistingPod::scheduler);
         let says = scheduler.map(|answer| format!("The scheduler says: {}", answer.message));
@@ -159,10 +159,10 @@ impl Placement<'_> {
         };
         let sentence = match say_lacking(&self.limiting).filter(|_| needs_room) {
             Some(lacking) => format!(
-                "Image {lacking}, and the scheduler places it on none of the nodes that remain ({where_to}): {why}."
+                "Image {lacking}. The scheduler cannot place the pod on the other nodes ({where_to}): {why}."
             ),
             None => format!(
-                "It can run on {where_to}, and the scheduler places it on none of them: {why}."
+                "Its images run on {where_to}, but the scheduler cannot place it on any of them: {why}."
             ),
         };
         Conclusion::new(sentence, advice)
@@ -228,7 +228,7 @@ impl Placement<'_> {
             _ => String::new(),
         };
         let where_to = format!(
-            "Its images run on the {} nodes, but this keeps it away from them: {reason}. {what_to_do}",
+            "Its images run on the {} nodes, but it cannot land there ({reason}). {what_to_do}",
             group.architecture
         );
         let mut advice = vec![where_to.trim_end().to_owned()];

@@ -27,7 +27,7 @@ struct EntryFits {
 /// The document has too many rules for so many different nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "its rules, for as many different nodes as this cluster has, need more work than archaware does for a container"
+    "its rules need too much work, because this cluster has too many different nodes for so many rules"
 )]
 pub struct TooMuchWork;
 

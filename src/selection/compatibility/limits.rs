@@ -47,8 +47,8 @@ pub enum InvalidDocument {
     Malformed(String),
     /// More entries, expressions or elements than any real document has.
     #[error(
-        "more than {MAX_ENTRIES} entries, {MAX_EXPRESSIONS} expressions and values (a pattern counts as {COST_OF_PATTERN}), or \
-         {MAX_ELEMENTS} elements and 256 KiB, where each alias counts as its whole content"
+        "the document exceeds one of the limits: {MAX_ENTRIES} entries; {MAX_EXPRESSIONS} expressions and values (a pattern counts \
+         as {COST_OF_PATTERN}); {MAX_ELEMENTS} YAML elements; 256 KiB, where each alias counts as its whole content"
     )]
     TooManyEntries,
     /// Larger than [`MAX_SIZE`].

@@ -41,7 +41,7 @@ pub enum InvalidSelection {
     #[error("no container has the image {0:?}, which is to be replaced")]
     NoTarget(String),
     /// More containers than any real pod has.
-    #[error("images are selected for at most {MAX_SELECTIONS} containers")]
+    #[error("the pod asks for the selection of more than {MAX_SELECTIONS} images")]
     TooMany,
 }
 

@@ -271,7 +271,7 @@ impl Worker {
                     let error = status.message();
                     tracing::warn!(
                         error,
-                        "cannot persist image documents in containerd; images are resolved without it"
+                        "cannot persist image documents in containerd; after a restart, archaware may ask registries for them again"
                     );
                 }
             }

@@ -134,10 +134,9 @@ impl AuthorizationCache {
             } => (realm, service, scope),
             Challenge::Basic => {
                 let Some(CredentialSecret::Password { username, password }) = secret else {
-                    let only = secret.map_or("anonymous access", |_| "a token");
-                    let why = format!(
-                        "it requires a user name and password, but there is only {only} for it"
-                    );
+                    let only = secret.map_or("no credential", |_| "only a token");
+                    let why =
+                        format!("it requires a user name and password, but there is {only} for it");
                     return Err(denied(why));
                 };
                 let basic = Authorization::basic(username, password);

@@ -317,7 +317,7 @@ impl Registry {
     ) -> Result<Authorization, ImageError> {
         let challenge = Challenge::choose(&answer.headers).ok_or_else(|| ImageError::Denied {
             what: what.to_owned(),
-            why: "its WWW-Authenticate header has neither Basic nor Bearer with a realm".to_owned(),
+            why: "the registry asked for authentication, but its WWW-Authenticate header has neither Basic nor Bearer with a realm".to_owned(),
         })?;
         let authorizations = &self.authorizations;
         authorizations

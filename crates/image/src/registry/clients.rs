@@ -136,7 +136,7 @@ impl Clients {
             .get_or_insert_with(&settings, || self.build(&settings));
         made.map_err(|error| {
             let source = Arc::new(TlsError(Arc::new(error)));
-            ImageError::unanswered(host, "no TLS", Some(source))
+            ImageError::unanswered(host, "no request was sent", Some(source))
         })
     }
 
