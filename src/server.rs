@@ -293,7 +293,7 @@ mod tests {
             "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
             "[-] the admission webhook",
             "[-] the API server",
-            "[ ] the API server has not asked this webhook yet",
+            "[ ] the API server has not called this webhook yet",
         ] {
             assert!(says.contains(part), "{says}");
         }

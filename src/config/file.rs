@@ -262,9 +262,9 @@ mod tests {
         for (yaml, problem) in [
             (
                 "- {name: a, nodes: [x]}\n- {name: a, nodes: [y]}\n",
-                "a name of its own",
+                "a unique name",
             ),
-            ("- {name: 'a b', nodes: [x]}\n", "a name of its own"),
+            ("- {name: 'a b', nodes: [x]}\n", "a unique name"),
             ("- {name: a}\n", "adds nothing"),
             ("- {name: a, nodes: ['']}\n", "is empty"),
             ("- {name: a, nodes: ['x in (']}\n", "not a label selector"),

@@ -176,7 +176,7 @@ fn pods_that_can_run_somewhere_and_wait() {
                 status: unschedulable(NO_CPU),
                 ..Case::on("amd64")
             },
-            "Image app:1 is for amd64 only, and the scheduler places it on none of the nodes that remain (2 amd64 nodes): Insufficient cpu on 2 nodes.",
+            "Image app:1 is for amd64 only. The scheduler cannot place the pod on the other nodes (2 amd64 nodes): Insufficient cpu on 2 nodes.",
             &["Build app:1 for arm64, or add amd64 nodes."],
         ),
         (
@@ -185,7 +185,7 @@ fn pods_that_can_run_somewhere_and_wait() {
                 status: unschedulable("0/3 nodes are available: 3 Insufficient cpu."),
                 ..Case::on("amd64,arm64")
             },
-            "It can run on 2 amd64 nodes and 1 arm64 node, and the scheduler places it on none of them: Insufficient cpu on 3 nodes.",
+            "Its images run on 2 amd64 nodes and 1 arm64 node, but the scheduler cannot place it on any of them: Insufficient cpu on 3 nodes.",
             &["Make room on these nodes, or add amd64 or arm64 nodes."],
         ),
         (
@@ -259,7 +259,7 @@ fn pods_that_no_node_can_take() {
             },
             "No node can take it: 2 amd64 nodes (node selector disk=ssd); 1 arm64 node (node selector disk=ssd; and app:1 is for amd64 only).",
             &[
-                "Its images run on the amd64 nodes, but this keeps it away from them: node selector disk=ssd. Label one of them disk=ssd, or change the node selector.",
+                "Its images run on the amd64 nodes, but it cannot land there (node selector disk=ssd). Label one of them disk=ssd, or change the node selector.",
             ],
         ),
         (
@@ -275,7 +275,7 @@ fn pods_that_no_node_can_take() {
                     Decision::NoCommonArchitecture,
                 )
             },
-            "Its images share no architecture: app:1 (amd64, arm64), proxy:1 (s390x), log:1 (amd64).",
+            "The images of the pod share no architecture: app:1 (amd64, arm64), proxy:1 (s390x), log:1 (amd64).",
             &["Build proxy:1 for amd64."],
         ),
         (
@@ -286,9 +286,9 @@ fn pods_that_no_node_can_take() {
                 handling: Handling::Mode(Mode::Ignore),
                 ..Case::on("amd64")
             },
-            "No node can take it: 2 amd64 nodes (does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule); 1 arm64 node (app:1 is for amd64 only).",
+            "No node can take it: 2 amd64 nodes (untolerated taint kubernetes.io/arch=amd64:NoSchedule); 1 arm64 node (app:1 is for amd64 only).",
             &[
-                "Its images run on the amd64 nodes, but this keeps it away from them: does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule.",
+                "Its images run on the amd64 nodes, but it cannot land there (untolerated taint kubernetes.io/arch=amd64:NoSchedule).",
                 "archaware leaves it alone (mode ignore), so it has to tolerate archaware's taint itself.",
             ],
         ),
@@ -304,8 +304,8 @@ fn pods_that_no_node_can_take() {
             },
             "The platforms of app:1 cannot be read: NotFound: app:1 not found.",
             &[
-                "Correct the name or the tag of the image, or push it. Some registries answer so when a credential is missing.",
-                "After 60 s archaware lets it run on every architecture that its other images allow (resolution.failure), and it may then die on a node that this image does not fit.",
+                "Correct the name or the tag of the image, or push it. Some registries also answer 404 if a credential is missing.",
+                "If the image stays unreadable for 60 s, archaware lets the pod run on every architecture that its other images allow (resolution.failure). The pod may then die on a node whose architecture the image lacks.",
             ],
         ),
     ]);
@@ -358,9 +358,9 @@ fn pods_that_have_a_node() {
                 verdict: Verdict::Skip,
                 ..Case::of(Vec::new(), Decision::TolerateAll)
             },
-            "It is bound to node a (amd64); whether app:1 exists for it is not known (its registry has no such image). Its containers have not started.",
+            "It is bound to node a (amd64); it is not known whether app:1 exists for this architecture (its registry has no such image). Its containers have not started.",
             &[
-                "Correct the name or the tag of the image, or push it. Some registries answer so when a credential is missing.",
+                "Correct the name or the tag of the image, or push it. Some registries also answer 404 if a credential is missing.",
             ],
         ),
         (
@@ -384,7 +384,7 @@ fn what_is_stated_and_what_is_not_known() {
                 nodes: None,
                 ..Case::on("amd64,arm64")
             },
-            "It can run on amd64, arm64; whether there are such nodes is not known.",
+            "It can run on amd64, arm64. archaware cannot list the nodes, so it is not known whether there are such nodes.",
             &[],
         ),
         (
@@ -451,7 +451,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
                 status: unschedulable(claims),
                 ..Case::on("amd64")
             },
-            "It can run on 2 amd64 nodes, and the scheduler places it on none of them: 0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            "Its images run on 2 amd64 nodes, but the scheduler cannot place it on any of them: 0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
             &[],
         ),
         (
@@ -463,7 +463,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
             },
             "It is bound to node a (amd64), for which its images exist; container c does not run: StartError: exec /app: exec format error.",
             &[
-                "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures.",
+                "An image contains programs for another architecture than its manifest lists: build it again, or state where it runs with the annotation archaware.dev/architectures.",
             ],
         ),
         (
@@ -485,7 +485,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
                 handling: Handling::Architectures(set("amd64")),
                 ..Case::on("amd64")
             },
-            "It is bound to node c (arm64), but its author states that it runs on amd64.",
+            "It is bound to node c (arm64), but the annotation archaware.dev/architectures lists only amd64.",
             &[
                 "Delete the pod: its replacement is placed by the annotation archaware.dev/architectures. Or correct the annotation in the template.",
             ],
@@ -497,7 +497,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
                 images: vec![image("app:1", "amd64/v3")],
                 ..Case::on("amd64/v3")
             },
-            "It is bound to node a (amd64); whether its CPU suffices for app:1 (amd64/v3) is not known.",
+            "It is bound to node a (amd64); it is not known whether the CPU of the node suffices for app:1 (amd64/v3).",
             &[],
         ),
         (
@@ -507,7 +507,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
                 status: json!({"phase": "Failed"}),
                 ..Case::on("amd64")
             },
-            "It failed on node c (arm64), but app:1 is for amd64 only; such containers die with \"exec format error\".",
+            "It failed on node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
             &[
                 "Build app:1 for arm64.",
                 "Or delete the pod, so that its replacement is placed by its images.",
@@ -597,7 +597,7 @@ fn an_author_who_overrules_the_images_is_told() {
     assert!(
         notes
             .iter()
-            .any(|note| note.contains("No taint keeps it away")),
+            .any(|note| note.contains("No taint keeps the pod away")),
         "{notes:?}"
     );
 }

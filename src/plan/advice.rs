@@ -224,7 +224,7 @@ mod tests {
             off.len() == 1
                 && off
                     .iter()
-                    .all(|text| text.contains("selection: ns/p. Images")),
+                    .all(|text| text.contains("selects images: ns/p. Set")),
             "{off:?}"
         );
         assert!(advice(&config("admission: {enabled: true}"), &[], [], &pods).is_empty());
@@ -247,8 +247,7 @@ mod tests {
             node("amd64", None),
         ];
         let found = advice(&config(""), &[], &nodes, []);
-        let expected =
-            "kubernetes.io/arch=amd64:NoSchedule on 1, kubernetes.io/arch=arm64:NoSchedule on 1";
+        let expected = "kubernetes.io/arch=amd64:NoSchedule (nodes: 1), kubernetes.io/arch=arm64:NoSchedule (nodes: 1)";
         assert!(found[0].contains(expected), "{found:?}");
         assert!(advice(&config("taint: {manage: false}"), &[], &nodes, []).is_empty());
     }

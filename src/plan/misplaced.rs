@@ -401,19 +401,19 @@ mod tests {
                 Cause::NoMatchingPlatform,
                 Some(&amd64),
                 MisplacedState::NotEvicted("it has ended"),
-                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. Build the image for arm64. It is not evicted: it has ended",
+                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. Build the image for arm64. archaware does not evict the pod: it has ended",
             ),
             (
                 Cause::NoMatchingPlatform,
                 Some(&amd64),
                 MisplacedState::TooMany,
-                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. It is evicted when concurrency.evictionsPerMinute allows that",
+                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. archaware evicts the pod when concurrency.evictionsPerMinute allows it",
             ),
             (
                 Cause::ExecFormatError,
                 Some(&arm64),
                 MisplacedState::Reported,
-                "container c cannot run on node n (arm64): exec format error, although image app:1 claims to be for arm64. Build the image again, or state where it runs with the annotation archaware.dev/architectures",
+                "container c cannot run on node n (arm64): exec format error, although image app:1 claims to be for arm64. Build the image for arm64 again, or list the architectures on which it runs in the annotation archaware.dev/architectures",
             ),
         ] {
             let wrong = found(cause);
@@ -435,7 +435,7 @@ mod tests {
         };
         assert_eq!(
             misplaced.note(MisplacedState::Reported),
-            "container c cannot run on node n (arm64): its author states that it runs on amd64. \
+            "container c cannot run on node n (arm64): the annotation archaware.dev/architectures lists only amd64. \
              Correct the annotation archaware.dev/architectures, or delete the pod, so that its replacement is placed by its images"
         );
     }

@@ -406,7 +406,7 @@ mod tests {
             ),
             (
                 "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
-                "its answer is none",
+                "its answer is not JSON with",
             ),
             ("nonsense", ""),
         ] {

@@ -172,7 +172,7 @@ async fn the_usual_questions_have_answers() {
     let (status, _, error) = cluster.archaware(&["explain", "unicorn/none"]);
     assert_eq!(status, 1);
     assert!(
-        error.contains("\"unicorn\" is no kind of object that runs pods"),
+        error.contains("this cluster has no kind of object with the name \"unicorn\""),
         "{error}"
     );
     // A name without its kind is taken for a pod's: the error names the object that has it.

@@ -296,7 +296,7 @@ async fn nothing_is_granted_that_is_not_needed() {
                 || async {
                     let mut archaware = Controller::start(&cluster, &webhook);
                     let asked = async {
-                        archaware.wait_for_log("\"leading\"").await;
+                        archaware.wait_for_log("this replica is leading").await;
                     };
                     let ended = tokio::time::timeout(DEADLINE, archaware_ends(&archaware));
                     tokio::select! {

@@ -143,7 +143,7 @@ async fn a_tolerated_selection_is_told() {
     let event = cluster
         .wait_for_event("untainted", "ArchitectureExcluded")
         .await;
-    assert!(event.contains("No taint keeps it away"), "{event}");
+    assert!(event.contains("No taint keeps the pod away"), "{event}");
 }
 
 #[tokio::test]

@@ -176,7 +176,7 @@ async fn nodes_for_an_imported_image_are_preferred() {
         .wait_for_event("imported", "ToleratesEveryArchitecture")
         .await;
     cluster.ctr(&["images", "rm", name]);
-    let said = format!("what archaware's own node holds of {name} is for amd64");
+    let said = format!("archaware's own node holds copies of {name} for amd64");
     assert!(note.contains(&said), "{note}");
     let pod = json!(cluster.pods().get("imported").await.unwrap());
     let path = "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";

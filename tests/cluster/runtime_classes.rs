@@ -269,7 +269,7 @@ async fn nodes_that_emulate_come_after_native_ones() {
     cluster.wait_for_event("waiting", "FailedScheduling").await;
     let explained = explain_new(&cluster, config, "arm64", None).to_string();
     for said in [
-        "its images run by emulation on amd64 nodes with qemu=arm64, after nodes that need none",
+        "its images run by emulation on amd64 nodes with qemu=arm64; nodes that need no emulation are preferred",
         "these nodes do not emulate its images",
     ] {
         assert!(explained.contains(said), "{explained}");

@@ -315,7 +315,7 @@ async fn they_are_evicted_where_that_helps() {
         "no node that its images run on can take it",
     ];
     for (name, why) in unmoved.iter().zip(reasons) {
-        let why = format!("It is not evicted: {why}");
+        let why = format!("archaware does not evict the pod: {why}");
         cluster
             .wait_for_event_with(name, "WrongArchitecture", &why)
             .await;
@@ -344,7 +344,8 @@ async fn they_are_evicted_where_that_helps() {
     let left: Vec<String> = names("moves").await;
     let left: Vec<&String> = left.iter().filter(|name| first.contains(name)).collect();
     assert_eq!(left.len(), 1, "{left:?} of {first:?}");
-    let after = "It is evicted after other pods of its controller";
+    let after =
+        "archaware evicts the pod later: it evicts the pods of a controller one after the other";
     wait_until_told(&cluster, left[0], after).await;
     let evicted = "archaware_evictions_total{reason=\"wrong_architecture\",result=\"evicted\"}";
     assert!((archaware.metric(evicted).await - 1.0).abs() < 0.5);
@@ -413,7 +414,8 @@ async fn a_controller_s_pods_are_not_evicted_in_vain() {
     let second = current(Some(first)).await;
     set_status(&cluster, &second, "Running", &crashing(1, "")).await;
     publish(&cluster, &second, "BackOff", RESTARTS).await;
-    let why = "It is not evicted: a new pod of its controller failed in the same way";
+    let why =
+        "archaware does not evict the pod: a new pod of its controller failed in the same way";
     wait_until_told(&cluster, &second, why).await;
     // A restart does not forget it.
     assert_eq!(archaware.stop().await, 0);

@@ -126,7 +126,7 @@ mod tests {
                 "amd64,arm64",
                 Some("amd64"),
                 "100 kubernetes.io/hostname in (a, b); 50 kubernetes.io/arch in (amd64, arm64); 50 kubernetes.io/arch in (amd64)",
-                "2 nodes (amd64, arm64) hold app:1; what archaware's own node holds of app:1 is for amd64",
+                "2 nodes (amd64, arm64) hold app:1; archaware's own node holds copies of app:1 for amd64",
             ),
             // Too many to be named, and the same twice.
             (
@@ -135,7 +135,7 @@ mod tests {
                 "arm64",
                 Some("arm64"),
                 "50 kubernetes.io/arch in (arm64)",
-                "65 nodes (arm64) hold app:1; what archaware's own node holds of app:1 is for arm64",
+                "65 nodes (arm64) hold app:1; archaware's own node holds copies of app:1 for arm64",
             ),
             (
                 &[],
@@ -143,7 +143,7 @@ mod tests {
                 "",
                 Some("s390x"),
                 "50 kubernetes.io/arch in (s390x)",
-                "what archaware's own node holds of app:1 is for s390x",
+                "archaware's own node holds copies of app:1 for s390x",
             ),
         ] {
             let locality = ImageLocality {

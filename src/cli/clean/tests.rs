@@ -277,7 +277,10 @@ async fn it_stops_its_own_pod_last() {
     let scale = format!("PATCH {DEPLOYMENT}/scale");
     api.script(&scale, [ScriptedResponse::Status(403, "no", Value::Null)]);
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
-    assert!(error.to_string().contains("cannot stop"), "{error}");
+    assert!(
+        error.to_string().contains("to 0 to stop archaware"),
+        "{error}"
+    );
     assert_eq!(changes(&api), [scale]);
     let number_before = changes(&api).len();
     api.script(
@@ -285,7 +288,10 @@ async fn it_stops_its_own_pod_last() {
         [ScriptedResponse::Status(403, "no", Value::Null)],
     );
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
-    assert!(error.to_string().contains("cannot stop"), "{error}");
+    assert!(
+        error.to_string().contains("to 0 to stop archaware"),
+        "{error}"
+    );
     assert_eq!(changes(&api).len(), number_before);
     // An object could not be cleaned: archaware goes on running, so that `clean` can be repeated.
     api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
@@ -344,7 +350,7 @@ async fn what_comes_back_remains() {
         (
             DEPLOYMENT,
             scaled,
-            "Deployment archaware/archaware (its 3 replicas",
+            "Deployment archaware/archaware (replicas: 3",
         ),
         (
             LEASE,

@@ -122,7 +122,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
 fn against_statement(place: &str, stated: &Architectures, problem: Option<String>) -> Conclusion {
     let problem = problem.map(|problem| format!("; {problem}"));
     let sentence = format!(
-        "{place}, but its author states that it runs on {}{}.",
+        "{place}, but the annotation archaware.dev/architectures lists only {}{}.",
         stated.join(", "),
         problem.unwrap_or_default()
     );

@@ -384,7 +384,7 @@ fn a_report_changes_nothing_and_is_made_once() {
     assert_eq!(first.events[0].reason, EventReason::TolerationsMissing);
     let note = &first.events[0].note;
     assert!(
-        note.contains("should tolerate kubernetes.io/arch=amd64;"),
+        note.contains("should tolerate kubernetes.io/arch=amd64, but"),
         "{note}"
     );
     let second = plan_of(&set, verdict(), DaemonSets::Report, after(&first), now);

@@ -320,7 +320,7 @@ fn an_author_who_excludes_the_images_is_told() {
     );
     assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
     assert!(
-        plan.events[0].note.contains("can run it: arm64"),
+        plan.events[0].note.contains("run its images: arm64"),
         "{:?}",
         plan.events
     );

@@ -220,7 +220,7 @@ async fn certificates_from_files_are_read_again() {
     .await;
     assert_eq!(waits, 503);
     archaware
-        .wait_for_log("admission certificate not usable")
+        .wait_for_log("cannot use the files of the admission certificate")
         .await;
     files.write();
     cluster.wait_until_called().await;
@@ -260,7 +260,7 @@ async fn certificates_from_files_are_read_again() {
     eventually("a word about it", DEADLINE, || async {
         (archaware
             .log()
-            .matches("admission certificate not usable")
+            .matches("cannot use the files of the admission certificate")
             .count()
             == 2)
             .then_some(())

@@ -182,7 +182,7 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
     let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
     let (created, says) = apply();
     assert!(
-        created && says.contains("Warning: archaware: its images share no architecture"),
+        created && says.contains("Warning: archaware: the images of the pod share no architecture"),
         "{says}"
     );
 }

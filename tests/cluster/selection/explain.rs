@@ -44,7 +44,7 @@ async fn explain_shows_the_candidates() {
         (
             "any",
             false,
-            "fits, but an entry of a higher weight or before it does, too",
+            "fits, but an earlier entry or an entry of a higher weight also fits",
         ),
         ("gpu", false, "rule 1 fails on 3 nodes"),
         ("fast", true, "selected"),
