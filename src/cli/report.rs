@@ -308,7 +308,7 @@ fn architecture(text: &str) -> Result<Architecture, String> {
     let parsed = text.parse::<Architecture>().ok();
     let known = parsed.filter(Architecture::is_known);
     known.ok_or_else(|| {
-        "unknown architecture; known ones are, for example, amd64, arm64 and s390x".to_owned()
+        "unknown architecture; examples of known architectures: amd64, arm64, s390x".to_owned()
     })
 }
 

@@ -116,7 +116,7 @@ impl Components {
             .spawn(tasks::timed(name, task).map(move |_| name));
     }
 
-    /// The evictor that all tasks share, so that one rate limit applies.
+    /// The evictor of all tasks, which have one rate limit together.
     fn evictor(&self) -> Arc<Evictor> {
         Arc::new(Evictor::new(
             self.api.clone(),

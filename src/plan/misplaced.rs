@@ -212,7 +212,7 @@ impl MisplacedPod<'_> {
                 "archaware evicts the pod, so that its replacement gets a node that its images run on".to_owned()
             }
             MisplacedState::NotYet => {
-                "archaware evicts the pod later: it evicts the pods of a controller one after the other"
+                "archaware evicts the pod later: pods of a controller are evicted one after the other"
                     .to_owned()
             }
             MisplacedState::NoWebhook => {

@@ -345,7 +345,7 @@ async fn they_are_evicted_where_that_helps() {
     let left: Vec<&String> = left.iter().filter(|name| first.contains(name)).collect();
     assert_eq!(left.len(), 1, "{left:?} of {first:?}");
     let after =
-        "archaware evicts the pod later: it evicts the pods of a controller one after the other";
+        "archaware evicts the pod later: pods of a controller are evicted one after the other";
     wait_until_told(&cluster, left[0], after).await;
     let evicted = "archaware_evictions_total{reason=\"wrong_architecture\",result=\"evicted\"}";
     assert!((archaware.metric(evicted).await - 1.0).abs() < 0.5);

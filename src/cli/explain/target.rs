@@ -182,7 +182,7 @@ pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
 }
 
 /// The oldest pod of the first group that has one: pending pods, pods with a container that does
-/// not run, other pods in scope, failed pods, all others. Pods that are being deleted do not count.
+/// not run, other pods in scope, failed pods, all others. Pods with a deletion timestamp do not count.
 fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     let rank = |pod: &&ExistingPod| match pod.phase() {
         _ if pod.is_pending() => 0,

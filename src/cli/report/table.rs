@@ -83,7 +83,7 @@ pub(super) fn in_words(summary: &Summary) -> String {
     text
 }
 
-/// Bytes in the largest unit, up to Pi, in which the number is at least 1: `1.5Ki`.
+/// Bytes in the largest unit, up to Pi, that makes the number at least 1: `1.5Ki`.
 pub(super) fn memory(bytes: u64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
     let (mut value, mut unit) = (bytes, 0);
@@ -161,7 +161,7 @@ fn of_summary(summary: &Summary) -> String {
             hidden => format!("… and {hidden} more (-o json has all)\n"),
         };
         text += &format!(
-            "\nImages that keep workloads from {0}\n(ONLY BLOCKER: workloads that could run on {0} if just this image were built for it; CPU and MEMORY are of those)\n{table}{more}",
+            "\nImages that keep workloads from {0}\n(ONLY BLOCKER, CPU, MEMORY: workloads that only this image keeps from {0})\n{table}{more}",
             summary.architecture
         );
     }

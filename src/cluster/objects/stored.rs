@@ -37,8 +37,8 @@ struct StoredMetadata<M: Default> {
 
 impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
     /// Drops `managedFields`, often the largest part, and annotations that archaware does not read,
-    /// which may hold whole manifests. If an object has only such annotations, the map is empty and
-    /// not `None`: a patch then adds an annotation to the map instead of creating the map.
+    /// which may hold whole manifests. If an object has only such annotations, the map is empty,
+    /// but it is `Some`: a patch then adds an annotation to the map instead of creating the map.
     fn from(mut stored: StoredMetadata<M>) -> Self {
         if let Some(annotations) = &mut stored.annotations {
             let is_read = |name: &str| {
