@@ -129,7 +129,7 @@ async fn a_tolerated_selection_is_told() {
     let event = cluster
         .wait_for_event("forced", "ArchitectureExcluded")
         .await;
-    assert!(event.contains("can run it: arm64"), "{event}");
+    assert!(event.contains("run its images: arm64"), "{event}");
     cluster.create::<Pod>(landing).await;
     assert_eq!(cluster.wait_until_bound("landed").await, "amd64");
     // The same where the selected nodes have no taint.

@@ -238,7 +238,7 @@ async fn namespaces_can_decide_whether_their_secrets_are_read() {
     cluster.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
     let archaware = Controller::start(&cluster, QUICK);
     archaware
-        .wait_for_log("only where a RoleBinding allows it")
+        .wait_for_log("only in namespaces with a RoleBinding")
         .await;
     cluster.wait_until_tainted().await;
     good_secret(&cluster, "regcred", &registry).await;

@@ -299,7 +299,7 @@ async fn a_gated_pod_gets_its_image_later() {
         .await;
     let note = cluster.wait_for_event("without", "ImageNotSelected").await;
     assert!(
-        note.contains("no image was selected when the pod was created"),
+        note.contains("keeps its image: when the pod was created"),
         "{note}"
     );
     assert_eq!(image_of(&cluster.pods().get("without").await.unwrap()), own);
