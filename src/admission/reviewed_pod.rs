@@ -93,8 +93,7 @@ impl ReviewedPod {
         let (decision, change) = decision.unzip();
         let mut change = change.unwrap_or_default();
         change.runtime_class = class.or_else(|| self.kept_class());
-        // A pod that no architecture can run gets no additions, but the annotation with the
-        // decision.
+        // A pod that no architecture can run gets only the annotation with the decision.
         let decision = decision
             .filter(|decision| !change.is_empty() || *decision == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);

@@ -281,8 +281,8 @@ impl ReportCommand {
         let workloads = report.workloads.iter();
         let answers = workloads.flat_map(|workload| &workload.answers);
         let mut fails = answers.map(|answer| self.fails(answer));
-        // Objects that could not be read are not known, and a check without objects to check must
-        // not pass.
+        // Objects that could not be read count as unknown: a check must not pass because it had
+        // nothing to check.
         let is_unread =
             !(report.missing_permissions.is_empty() && report.unread_objects.is_empty());
         let unread = self.fail_on.contains(&FailOn::Unknown) && is_unread;

@@ -29,8 +29,8 @@ impl Default for StartupConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ConcurrencyConfig {
-    /// Pods, and as many DaemonSets, that are decided at once, those that wait for a registry
-    /// included.
+    /// How many pods are decided at once, including pods that wait for a registry. As many
+    /// DaemonSets are decided at the same time.
     pub pods: NonZeroU16,
     /// Patches of pods, DaemonSets and nodes at once.
     pub writes: NonZeroU16,

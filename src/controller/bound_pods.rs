@@ -1,7 +1,8 @@
 //! Before a node is tainted, the pods that run there get a toleration for its taint, so that
-//! nothing changes for them: `NoExecute` would evict them, and with `NoSchedule` the descheduler
-//! would, and an autoscaler would find no other node for them. Bound pods are not watched:
-//! archaware lists them before a node gets its taint, soon afterwards, and then every hour.
+//! nothing changes for them. Without it, `NoExecute` would evict them; with `NoSchedule` the
+//! descheduler would evict them, and an autoscaler would find no other node for them. Bound pods
+//! are not watched: archaware lists them before a node gets its taint, soon afterwards, and then
+//! every hour.
 
 mod batch;
 mod checks;
@@ -29,7 +30,7 @@ pub(super) struct BoundPods(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     checks: Mutex<NodeChecks>,
-    /// Told of each request.
+    /// Notified on each request.
     changed: Notify,
 }
 

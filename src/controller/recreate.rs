@@ -55,8 +55,8 @@ type Owners = HashMap<String, (u32, Instant)>;
 struct Trials {
     /// Trials while nothing shows that the API server calls the webhook. All namespaces share them.
     shared: Option<(u32, Instant)>,
-    /// Trials by namespace, while requests or pods seem to show that the API server calls the
-    /// webhook. Tenants can forge both.
+    /// Trials by namespace, for as long as requests or pods suggest that the API server calls the
+    /// webhook. Tenants can forge these requests and pods.
     namespaces: HashMap<String, (u32, Instant)>,
 }
 

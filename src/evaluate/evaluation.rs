@@ -62,7 +62,7 @@ pub struct Evaluation {
     pub demands: Demands,
     /// Messages of the sources.
     pub raised: Vec<Notice>,
-    /// The candidates of image selection for each container, with [`Evaluator::explains`].
+    /// The candidates of image selection for each container. Empty without [`Evaluator::explains`].
     ///
     /// [`Evaluator::explains`]: super::Evaluator::explains
     pub alternatives: Vec<ImageAlternatives>,

@@ -112,7 +112,7 @@ impl PullSecrets {
         }))
     }
 
-    /// Adds the pull secrets of its ServiceAccount to the spec of a pod that has none, as the
+    /// If a pod's spec has no pull secrets, adds those of the pod's ServiceAccount, as the
     /// admission plugin `ServiceAccount` does when a pod is created. Returns whether the permission
     /// to read the ServiceAccount is missing.
     pub async fn add_of_account(&self, namespace: &str, spec: &mut PodSpec) -> bool {

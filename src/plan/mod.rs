@@ -131,7 +131,7 @@ impl EventDraft {
 }
 
 impl Plan {
-    /// No change until the object changes.
+    /// A plan that does nothing until the object changes.
     pub(crate) fn nothing() -> Self {
         Self {
             events: Vec::new(),

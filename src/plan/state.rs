@@ -33,7 +33,7 @@ pub(crate) struct ObjectState {
     /// When each event was published last.
     reported: HashMap<EventKey, Instant>,
     counted: HashSet<&'static str>,
-    /// The latest write of an annotation alone.
+    /// The latest write that changed only an annotation.
     annotated: Option<Written>,
 }
 

@@ -228,7 +228,10 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
     let told = cluster
         .wait_for_event("modules", "NoCommonArchitecture")
         .await;
-    assert!(told.contains("set runtimeClassName in the template"), "{told}");
+    assert!(
+        told.contains("set runtimeClassName in the template"),
+        "{told}"
+    );
     assert_eq!(archaware.stop().await, 0);
 }
 

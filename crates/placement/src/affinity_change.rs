@@ -352,7 +352,7 @@ impl RequiredArchitectures {
     }
 }
 
-/// The terms that have none of these alternatives.
+/// Indexes of the terms that do not yet include the requirements of any of these alternatives.
 fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> Vec<usize> {
     // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
     // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is

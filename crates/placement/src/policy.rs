@@ -24,9 +24,9 @@ use super::{
     toleration_rule::TolerationRule,
 };
 
-/// Maximum number of architectures, far above the about twenty that Go supports. An image with more
-/// than the maximum is made up. Its tolerations would make the pod too large for the API server, so
-/// the pod tolerates every architecture.
+/// Maximum number of architectures. Go supports about twenty, so an image that names more than the
+/// maximum is a fake. A toleration for each would make the pod too large for the API server, so the
+/// pod tolerates every architecture instead.
 const MAX_ARCHITECTURES: usize = 64;
 
 /// Settings that apply to every pod.

@@ -42,8 +42,8 @@ pub struct PodRuntime<'a> {
 pub enum RunBy {
     /// The node's CPU runs the image. `None` if the image names no platform.
     Cpu(Option<ImageArchitectures>),
-    /// The handler of the class runs it on every node. Nodes of these architectures need no
-    /// emulation for it.
+    /// The handler of the class runs the image on every node. Nodes of these architectures need no
+    /// emulation for the image.
     Handler(ImageArchitectures),
     /// The image is a WebAssembly module, and the configuration does not state what the pod's class
     /// runs, or names no class for WebAssembly.

@@ -222,8 +222,8 @@ impl VariantPolicy {
         requirements
     }
 
-    /// Requirements for nodes that are known, or presumed without labels, to have a sufficient
-    /// variant.
+    /// Requirements for nodes with a sufficient variant, whether their labels prove it or it is
+    /// presumed because they have no such labels.
     fn known_to_suffice(&self, set: &Architectures) -> Vec<Vec<Requirement>> {
         let (presumed, not_presumed): (Vec<_>, Vec<_>) = set
             .iter()

@@ -96,8 +96,8 @@ impl FromFiles {
                 *old = Some(new.into());
                 changed
             });
-            // The authority must be published before a certificate signed by it is served. The
-            // replica that publishes it may see its files later.
+            // The authority must be published before a certificate that it signed is served. The
+            // replica that publishes the authority may see the changed files later than this one.
             if changed {
                 *since = Instant::now();
             }

@@ -31,8 +31,8 @@ pub(super) fn has_record<K: Resource>(object: &K, name: &str) -> bool {
 }
 
 impl Session {
-    /// Reports an object that stays unchanged, because its record names a key of no known
-    /// configuration.
+    /// Reports an object that stays unchanged, because the key that its record names belongs to no
+    /// known configuration.
     fn unknown<K: Resource<DynamicType = ()>>(&mut self, object: &K, what: &str) {
         let (kind, name) = (K::kind(&()).to_string(), NamespacedName::of_object(object));
         self.remaining.push(format!(

@@ -11,8 +11,8 @@ use crate::backoff::Backoff;
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
 const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
-/// A pod without events for this long does not count as misplaced: it was deleted, or runs. The
-/// alert waits longer.
+/// A pod without events for this long no longer counts as misplaced: it was deleted, or it runs
+/// now. The alert on misplaced pods waits longer than this.
 const FORGET: Duration = Duration::from_mins(8);
 /// Maximum number of pods. More pods are checked only when earlier pods are forgotten.
 const MAX_PODS: usize = 10_000;

@@ -29,7 +29,8 @@ pub enum FeatureMatch {
         /// A condition on the name of some element.
         name: Option<Expression>,
     },
-    /// A condition on variables that is false, or depends on the node (`Variables`).
+    /// A condition on variables that never holds here: it is false, or it would depend on the node
+    /// (see `Variables`).
     Never,
 }
 

@@ -118,8 +118,8 @@ impl ResolverInner {
         };
         let without_containerd = recorded.is_err();
         let record = match recorded.unwrap_or_default() {
-            // An older record is only a fallback. With any policy but `Always` this node would run
-            // the recorded image, but the pod may run on another node.
+            // An older record is only a fallback. Unless the policy is `Always`, this node
+            // would run the recorded image; the pod may run on another node, though.
             Some(record) if record.age < ttl => {
                 return Ok(ResolvedDigest::recorded(record.digest));
             }
