@@ -283,7 +283,7 @@ async fn plan_says_what_run_does_and_changes_nothing() {
             "taint",
             "kubernetes.io/arch=amd64:NoSchedule",
         ),
-        ("DaemonSet", "agent", "changeTemplate", "rolls"),
+        ("DaemonSet", "agent", "changeTemplate", "starts a rollout"),
         ("Pod", "fits", "tolerate", "arm64"),
         ("Pod", "torn", "none", "share no architecture"),
         ("Pod", "nowhere", "wait", "NotFound"),

@@ -126,9 +126,9 @@ fn blockers(summary: &Summary) -> String {
     };
     let rows: String = summary.blockers.iter().map(row).collect();
     format!(
-        "<h2>Images that keep workloads from {}</h2>\n<p>Only blocker, CPU and memory: workloads that only this image keeps from the architecture.</p>\n\
+        "<h2>Images that keep workloads from {}</h2>\n<p>Only this, CPU and memory: workloads that only this image keeps from the architecture.</p>\n\
          <div class=\"scroll\"><table class=\"blockers\"><thead><tr><th>Image</th><th>Exists for</th><th class=\"number\">Workloads</th>\
-         <th class=\"number\">Only blocker</th><th class=\"number\">CPU</th><th class=\"number\">Memory</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n",
+         <th class=\"number\">Only this</th><th class=\"number\">CPU</th><th class=\"number\">Memory</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n",
         escape(&summary.architecture)
     )
 }

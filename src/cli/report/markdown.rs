@@ -41,7 +41,7 @@ pub(super) fn print(report: &Report) -> String {
                     blocker.blocks_alone.workloads.to_string(),
                 ]
             });
-            text += &table(&["Image", "Exists for", "Workloads", "Only blocker"], rows);
+            text += &table(&["Image", "Exists for", "Workloads", "Only this"], rows);
         }
     }
     text += "\n## Workloads\n\n";
