@@ -54,7 +54,7 @@ struct Slots {
     used: usize,
     /// Connections of each address.
     peers: HashMap<IpAddr, usize>,
-    /// Connections in the order of their arrival, with some that have ended or had a request.
+    /// Connections in the order of their arrival, including some that ended or cannot be evicted.
     arrivals: VecDeque<Weak<ConnectionState>>,
 }
 
@@ -161,8 +161,8 @@ impl ConnectionSlots {
         })
     }
 
-    /// Accepts connections for ever. A connection without a slot is closed at once: a refused
-    /// connection fails immediately, a hanging connection after the client's timeout.
+    /// Accepts connections for ever. A connection without a slot is closed at once: its client then
+    /// fails immediately, instead of after its timeout.
     pub(crate) async fn accept(
         &self,
         listener: &TcpListener,

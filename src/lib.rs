@@ -10,11 +10,9 @@
 //! ```
 //!
 //! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) and
-//! `archaware plan`
-//! evaluate in the same way. They keep no state per object, so instead of the whole of `plan` they
-//! call
-//! `Subject::change` for pods, `placement::node` for nodes and `plan::daemon_set::change` for
-//! DaemonSets.
+//! the command `archaware plan` evaluate in the same way. They keep no state per object, so instead
+//! of the module `plan` they call `Subject::change` for pods, `placement::node` for nodes and
+//! `plan::daemon_set::change` for DaemonSets.
 //!
 //! | module | purpose | does not know |
 //! |---|---|---|

@@ -168,7 +168,7 @@ impl ScriptedApi {
         state.calls.iter().filter(wanted).cloned().collect()
     }
 
-    /// Waits until there are `count` such calls and returns them.
+    /// Waits until there are `count` calls whose text begins with `beginning`, and returns them.
     pub(crate) async fn wait_for(&self, beginning: &str, count: usize) -> Vec<RecordedCall> {
         self.until(&format!("{count} of {beginning}"), || {
             let calls = self.calls(&[beginning]);
@@ -290,7 +290,7 @@ impl ScriptedApi {
                 None => status(404, "not found", &Value::Null),
             },
             Method::PATCH => {
-                // The subresource has the same `spec.replicas`.
+                // A patch of the subresource `scale` changes the object's `spec.replicas`.
                 let path = path.strip_suffix("/scale").unwrap_or(path);
                 let Some(mut object) = self.get(path) else {
                     return status(404, "not found", &Value::Null);
@@ -326,7 +326,7 @@ impl ScriptedApi {
     }
 
     /// Streams the current objects, the bookmark that ends the list, and later changes. `unbound`:
-    /// only of pods without a node.
+    /// leaves out pods that have a node.
     fn watch(&self, path: &str, unbound: bool) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();

@@ -1,5 +1,5 @@
 //! The HTTP server for `/metrics`, `/healthz`, `/readyz` and `/log-level`. `/log-level` is the only
-//! endpoint with input. It accepts loopback clients only, which includes `kubectl port-forward`.
+//! endpoint with input. It accepts input over loopback only, which includes `kubectl port-forward`.
 
 use std::{
     io::ErrorKind,
@@ -82,7 +82,7 @@ pub struct ApiCheck {
 }
 
 impl ApiCheck {
-    /// Nothing is known yet.
+    /// A check without a cached answer.
     pub fn new(api: ApiClient) -> Self {
         Self {
             api: api.with_timeout(API_CHECK),
@@ -91,7 +91,7 @@ impl ApiCheck {
     }
 
     async fn check(self: &Arc<Self>) -> Result<(), String> {
-        // A task of its own: a client that goes away must not make the next client ask again.
+        // A task of its own, so that the answer is cached even if the client disconnects.
         let this = self.clone();
         let check = tasks::spawn("readiness", async move { this.ask().await });
         let stopping = |_| Err("the check was cancelled".to_owned());
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// An API server that answers everything with an empty object, and counts.
+    /// An API server that answers every request with an empty object, and counts the requests.
     async fn counting_api() -> (ApiClient, Arc<AtomicUsize>) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,5 +1,5 @@
-//! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old one stays
-//! until it expires, because a replica may still serve a certificate that it signed.
+//! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old authority
+//! stays until it expires, because a replica may still serve a certificate from this authority.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -16,7 +16,7 @@ pub(super) enum Published {
     Unknown,
     /// There is no configuration, or archaware does not maintain its `caBundle`.
     NoBundle,
-    /// These authorities.
+    /// The published `caBundle` contains these authorities (PEM).
     Bundle(Arc<str>),
 }
 

@@ -36,7 +36,8 @@ const MAX_BODY: usize = 3 << 20;
 const MAX_BODIES: usize = 64 << 20;
 /// Counted for each body in addition to its bytes, so that the number of small bodies is bounded.
 const OVERHEAD: usize = 8 << 10;
-/// A request up to this size is evaluated further in the background when its time is over.
+/// Maximum bytes of the body of a request whose evaluation may continue in the background after
+/// its timeout.
 const MAX_BACKGROUND_BODY: usize = 64 << 10;
 /// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that are read are parsed, and the
-//! object directly into its slim type.
+//! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that archaware needs are parsed. The
+//! object is parsed directly into its slim type.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,7 @@ pub(super) struct AdmissionResponse {
 }
 
 impl<K> Review<K> {
-    /// The request and its object, if they are what this path accepts.
+    /// The request and its object, if this path accepts them.
     pub(super) fn open(
         self,
         expected: &Expected,

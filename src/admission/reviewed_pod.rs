@@ -47,8 +47,8 @@ impl ReviewedPod {
         self.spec.as_ref().unwrap_or(&self.pod.spec)
     }
 
-    /// The annotations without the record of an earlier decision, which an earlier call made, or
-    /// which the author copied from the YAML of another pod.
+    /// The annotations without the record of an earlier decision. An earlier call made this record,
+    /// or the author copied it from the YAML of another pod.
     pub(super) fn annotations(&self) -> &BTreeMap<String, String> {
         let given = || annotations(&self.pod.metadata);
         self.annotations.as_ref().unwrap_or_else(given)
@@ -98,7 +98,7 @@ impl ReviewedPod {
             .filter(|decision| !change.is_empty() || *decision == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);
         let recorded_decision = annotations.get(annotation::DECISION).cloned();
-        // The gate is archaware's, so it is removed as soon as nothing is waited for.
+        // The gate is archaware's, so it is removed as soon as the pod does not have to wait.
         let gated = self.pod.spec.gate().is_some();
         let same = change == self.recorded
             && self.found.is_complete(&self.recorded)

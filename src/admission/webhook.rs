@@ -44,7 +44,7 @@ pub(super) enum AdmissionOutcome {
     Missed,
     /// The images cannot be resolved.
     Unresolved,
-    /// Its mode is `ignore`, or it tolerates every architecture already.
+    /// The mode of the object is `ignore`, or the object tolerates every architecture already.
     Ignored,
     /// The images share no architecture.
     #[strum(serialize = "none")]
@@ -74,7 +74,7 @@ pub(super) struct Webhook {
     namespaces: Namespaces,
     nodes: node::TaintPolicy,
     /// Permits for evaluations that continue after their request was answered, so that the next pod
-    /// of a rollout finds the result. Each holds a parsed pod.
+    /// of a rollout finds the result. Limited, because each evaluation holds a parsed pod.
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -86,8 +86,8 @@ pub(super) struct Webhook {
 pub(super) struct RequestLimits {
     /// The timeout of the API server, if the request states it.
     pub(super) timeout: Option<Duration>,
-    /// Whether images may be resolved further after the answer; the object is held in memory
-    /// meanwhile.
+    /// Whether archaware may continue to resolve the images after the answer. It keeps the object
+    /// in memory for that time.
     pub(super) may_continue_in_background: bool,
 }
 
@@ -179,7 +179,7 @@ impl Webhook {
             Some(Verdict::Decided(Decision::NoCommonArchitecture)) => {
                 Some(AdmissionOutcome::NoCommonArchitecture)
             }
-            // The patch determines it.
+            // The patch determines the outcome.
             Some(Verdict::Decided(_)) => None,
         };
         let gate = outcome.is_some_and(|outcome| self.gates(&review.pod, outcome));
@@ -278,7 +278,7 @@ impl Webhook {
 
     /// A node that registers gets its taint before any pod can be bound to it.
     pub(super) fn node(&self, node: &Node) -> (AdmissionResponse, AdmissionOutcome) {
-        // The controller reports problems on the node itself.
+        // The second value is a problem, which the controller reports on the node.
         let (change, _) = node::decide(&self.nodes, &node.view(), &self.evaluator.keys.get());
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
@@ -404,8 +404,8 @@ fn oversized(kind: &str) -> (AdmissionResponse, AdmissionOutcome) {
     (answer, AdmissionOutcome::Oversized)
 }
 
-/// Messages for the author of an object. Missing permissions are not among them: authors cannot
-/// grant them.
+/// Messages for the author of an object, without messages about missing permissions: authors cannot
+/// grant permissions.
 fn warnings(evaluation: &Evaluation, policy: &PlacementPolicy) -> impl Iterator<Item = Notice> {
     let notices = evaluation.notices(policy).into_iter();
     notices.filter(|notice| !notice.is_for_administrators())

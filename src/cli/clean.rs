@@ -26,10 +26,11 @@ use super::{CommandStatus, Global, output, progress::Progress};
 
 /// Concurrent patches.
 const CONCURRENCY: usize = 16;
-/// How long the creation of a pod may take, and how long an API server may use a configuration that
-/// was deleted.
+/// Time after the deletion of the webhook configuration in which API servers may still call the
+/// webhook, and pod creations may still be in progress.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
-/// How long to wait for another archaware before looking again.
+/// How long to wait after the release of the Lease, so that a running replica can take it before
+/// the result is verified.
 const SETTLE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -37,8 +38,8 @@ pub(super) struct CleanCommand {
     /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Stop archaware's controllers first: scale their Deployment to 0. In a pod of archaware's
-    /// namespace this is always done, at the end
+    /// Scale archaware's Deployment to 0 before removing anything. In a pod of archaware's
+    /// namespace, clean always does this, but as its last step
     #[arg(long)]
     stop_controller: bool,
     /// Evict the pods that carry a decision of archaware and have a controller that recreates them
@@ -77,7 +78,8 @@ struct Session {
     remaining: Vec<String>,
     /// Kinds and names of objects where a change failed.
     failed: BTreeSet<(String, NamespacedName)>,
-    /// Whether a record of archaware is left on an object. The Lease is needed to read it.
+    /// Whether an object still has a record of archaware. The next run needs the Lease, because the
+    /// Lease stores the keys of such records.
     is_record_left: bool,
     /// When the webhook configuration was removed, if it existed.
     unregistered: Option<Instant>,
@@ -158,12 +160,12 @@ impl CleanCommand {
             return session.end_with_own_pod(lease, cleaned).await;
         }
         let (was_there, is_held) = (lease.was_there, lease.is_held());
-        // Released in any case, so that the next attempt need not wait until it expires.
+        // Release the Lease also after an error: the next attempt need not wait until it expires.
         lease.release().await;
         if cleaned.is_ok() {
             session.remove_secret().await;
             if is_held {
-                // A replica that waits for the Lease asks for it every second.
+                // Give a waiting replica time to take the Lease: it tries every second.
                 tokio::time::sleep(SETTLE).await;
             }
             cleaned = session.verify_again().await;
@@ -211,8 +213,8 @@ impl Session {
         self.verify().await.context("cannot verify the result")
     }
 
-    /// Stops the Deployment that this process is part of. The Lease is not released: it keeps the
-    /// other replicas from restoring everything until they have ended too.
+    /// Stops the Deployment that this process is part of. Does not release the Lease: without the
+    /// Lease, replicas that still run cannot restore the removed objects.
     async fn end_with_own_pod(
         mut self,
         lease: CleanLease,

@@ -126,7 +126,7 @@ pub(super) enum ProgramName {
 }
 
 impl ProgramName {
-    /// By the name of its file.
+    /// Derives the name from the program's file name.
     pub(super) fn from_path(program: Option<&Path>) -> Self {
         let name = program.and_then(Path::file_stem);
         if name.is_some_and(|name| name == PLUGIN) {

@@ -17,7 +17,7 @@ pub(super) struct ContentProxyCommand {
     /// containerd's socket. A connection is made when it is needed, and again when it breaks
     #[arg(long, env = "ARCHAWARE_FROM", value_name = "SOCKET")]
     from: PathBuf,
-    /// Socket to make, for the controller's containerd.socket
+    /// Socket to create; set the controller's containerd.socket to it
     #[arg(long, env = "ARCHAWARE_LISTEN", value_name = "SOCKET")]
     listen: PathBuf,
 }

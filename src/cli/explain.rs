@@ -181,8 +181,8 @@ async fn explain_target(
     let class = evaluation.demands.class().map(str::to_owned);
     if let Some(class) = class.filter(|_| is_new) {
         class_problem = reader.add_class(&class, target.spec_mut()).await;
-        // The admission of RuntimeClasses changes the pod, so the API server calls the webhook
-        // again. This evaluates again with the class, in the same way.
+        // The admission plugin `RuntimeClass` changes the pod, so the API server calls the webhook
+        // again. Evaluate again with the class, as the webhook does.
         target.spec_mut().runtime_class_name = Some(class.clone());
         evaluation = evaluate(&target, evaluator, &namespace).await;
         evaluation.demands.push(Demand {
@@ -239,7 +239,8 @@ async fn explain_target(
         failed: &seen.failed,
         tried: &tried,
         nodes: cluster.nodes.as_deref(),
-        // archaware's additions on the pod prove more than a missing Lease.
+        // If the pod has archaware's additions, a missing Lease does not prove the absence of
+        // archaware.
         is_installed: cluster
             .is_installed
             .filter(|installed| *installed || !target.has_traces()),
@@ -280,8 +281,8 @@ async fn all_images(
         failed,
         unusable: evaluation.unusable.clone(),
     };
-    // Without a common architecture, the evaluation drops the errors of other images, because
-    // these images could only leave fewer architectures. So resolve the images again.
+    // Without a common architecture, the evaluation drops the errors of the other images, because
+    // they cannot change the verdict. So resolve the images again.
     let is_cut_short = matches!(
         evaluation.verdict,
         Verdict::Decided(Decision::NoCommonArchitecture)

@@ -49,7 +49,7 @@ struct InspectResult {
     media_type: Option<&'static str>,
     platforms: Vec<String>,
     architectures: Vec<String>,
-    /// By architecture: the variants of nodes that suffice. Lacks architectures whose every variant
+    /// By architecture: the node variants that suffice. Omits an architecture if every variant
     /// suffices.
     variants: BTreeMap<String, Vec<&'static str>>,
     source: Option<&'static str>,

@@ -34,7 +34,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
     Ok(objects)
 }
 
-/// As `kubectl` and Helm read it.
+/// The last of several equal keys wins, as in `kubectl` and Helm.
 const LAST_WINS: serde_saphyr::DuplicateKeyPolicy = serde_saphyr::DuplicateKeyPolicy::LastWins;
 
 /// The YAML documents of a text. The parser's default limits are too low for a chart with thousands
@@ -59,7 +59,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
-        // Links are not followed into folders: they may lead back.
+        // Do not follow symbolic links to folders: they may form a cycle.
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         let is_manifest = path
             .extension()

@@ -351,7 +351,7 @@ impl Global {
         }
     }
 
-    /// The operator's credentials from the configuration.
+    /// The operator's credentials from `--docker-config` or the configuration.
     fn operator_credentials(&self, config: &Config) -> anyhow::Result<OperatorCredentials> {
         let configured = || non_empty(&config.registries.docker_config);
         let path = self
@@ -374,7 +374,7 @@ fn namespace_of_pod() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// An empty path means that there is none.
+/// The path, or `None` if it is empty, which means that it is not configured.
 fn non_empty(path: &Path) -> Option<PathBuf> {
     (!path.as_os_str().is_empty()).then(|| path.to_owned())
 }

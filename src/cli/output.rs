@@ -21,7 +21,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// The columns that `COLUMNS` names, those of the terminal, or 120 without either.
+/// The width: `COLUMNS` if it is set, else the width of the terminal, else 120.
 fn width() -> u16 {
     let named = std::env::var("COLUMNS")
         .ok()
@@ -36,7 +36,7 @@ fn width() -> u16 {
         .unwrap_or(DEFAULT_WIDTH)
 }
 
-/// Prints a result to stdout. A reader that has seen enough, like `head`, is no error.
+/// Prints a result to stdout. It is no error if the reader has closed the pipe, as `head` does.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout
@@ -51,7 +51,6 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 /// Prints a progress line. Write errors are ignored, because the work continues even if stdout is
 /// closed.
 pub(super) fn print_line(line: &str) {
-    // Nothing is left to do if it cannot be written.
     let _ = print(&format!("{line}\n"));
 }
 
@@ -95,8 +94,8 @@ pub(super) fn fields(fields: &[(&str, String)]) -> String {
     table
 }
 
-/// Whether results on stdout are coloured: on a terminal, unless `NO_COLOR` is set; with
-/// `CLICOLOR_FORCE` always.
+/// Whether results on stdout are coloured: on a terminal, or with `CLICOLOR_FORCE`; never if
+/// `NO_COLOR` is set.
 pub(super) fn is_coloured() -> bool {
     console::colors_enabled() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

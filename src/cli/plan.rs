@@ -98,7 +98,7 @@ impl PlanCommand {
         let pods: Vec<Pod> = listed.context("cannot list pods")?;
         let mut installed = (*config).clone();
         if global.config.is_none() {
-            // As manifests/archaware.yaml configures it.
+            // Without --config, assume the settings of manifests/archaware.yaml.
             installed.admission.enabled = true;
             installed.admission.on_miss = OnMiss::Gate;
         }
@@ -273,7 +273,7 @@ fn planned(
     })
 }
 
-/// The images that containers get.
+/// A text about the containers that get another image; empty if there are none.
 fn selected(change: &PodChange) -> String {
     let images = change.images.iter().filter(|image| image.from != image.to);
     let images = images.map(|image| format!("container {} gets {}", image.container, image.to));
@@ -282,7 +282,7 @@ fn selected(change: &PodChange) -> String {
     format!("{between}{}", changes.join("; "))
 }
 
-/// Why there is no decision.
+/// The action `wait`, with the errors of the images; `None` unless the images are unresolved.
 fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
     let Verdict::Unresolved { failed, .. } = &evaluation.verdict else {
         return None;

@@ -1,5 +1,5 @@
-//! `archaware report`: which architectures workloads could run on, and the obstacles: images, and
-//! what their authors select. Reads only.
+//! `archaware report`: which architectures workloads could run on, and the obstacles: images, node
+//! selectors, affinity and annotations. Reads only.
 
 mod cache;
 mod cluster;
@@ -102,12 +102,12 @@ enum ReportOutput {
     Junit,
 }
 
-/// What ends with status 1.
+/// A finding that makes the command exit with status 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FailOn {
     /// An image, or an object that may run pods, could not be read.
     Unknown,
-    /// An architecture is missing.
+    /// A workload cannot run on a requested architecture.
     Missing,
 }
 
@@ -208,8 +208,8 @@ impl ReportCommand {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// The workloads of the manifests. `unread`: gets the objects whose containers are at an
-    /// unknown place.
+    /// The workloads of the manifests. Adds to `unread` the objects that have containers, but no
+    /// known pod template.
     fn read_manifests(&self, unread: &mut Vec<String>) -> anyhow::Result<Vec<FoundWorkload>> {
         let mut found = Vec::new();
         for path in &self.filename {
@@ -303,7 +303,7 @@ impl ReportCommand {
     }
 }
 
-/// An architecture that Go knows: nodes have no other.
+/// Parses an architecture. Only Go's architectures are valid, because nodes have no others.
 fn architecture(text: &str) -> Result<Architecture, String> {
     let parsed = text.parse::<Architecture>().ok();
     let known = parsed.filter(Architecture::is_known);
@@ -312,8 +312,8 @@ fn architecture(text: &str) -> Result<Architecture, String> {
     })
 }
 
-/// A namespace without workloads may be a namespace that does not exist. Skipped without permission
-/// to read namespaces.
+/// Fails if a namespace without workloads does not exist. Skips the check without permission to
+/// read namespaces.
 async fn require_namespace(api: &ApiClient, name: &str) -> anyhow::Result<()> {
     let name = NamespacedName::cluster(name);
     if let Ok(None) = api.find_metadata::<Namespace>(&name).await {

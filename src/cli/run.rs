@@ -63,8 +63,8 @@ impl RunCommand {
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware started");
 
-        // A signal's request to stop, and the cancellation of all tasks for any reason, are
-        // separate tokens.
+        // A signal cancels `stop_requested`, and with it `stop`. Any other reason cancels only
+        // `stop`, and is an error.
         let stop_requested = CancellationToken::new();
         let stop = stop_requested.child_token();
         let probe = stop.clone().run_until_cancelled_owned(probe);
@@ -138,7 +138,8 @@ impl RunCommand {
             ended_task = ended_task.or(webhook.await.ok());
         }
         while side_tasks.join_next().await.is_some() {}
-        // Otherwise the next process would fetch the images of the last moments again.
+        // Wait for writes to containerd: otherwise the next process would fetch the last images
+        // again.
         finishing.finish_writes().await;
         if !stop_requested.is_cancelled() && result.is_ok() {
             result = Err(RunError::Ended(ended_task.unwrap_or("controller")));
@@ -149,9 +150,9 @@ impl RunCommand {
     }
 }
 
-/// Starts the webhook if it is enabled. Returns its readiness check and its task. It serves a
-/// little longer than the rest, because API servers must learn first that this replica is going
-/// away.
+/// Starts the webhook if it is enabled. Returns its readiness check and its task. The webhook
+/// serves a little longer than the other tasks: API servers need time to notice that this replica
+/// stops.
 async fn webhook(
     run: &controller::ControllerParts,
     stop: &CancellationToken,

@@ -45,8 +45,8 @@ const MAX_NOTE: usize = 1024;
 /// Reasons of events: a fixed set that users can filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
 pub enum EventReason {
-    /// On a node: a taint with the same key and effect, which archaware does not own, has another
-    /// value.
+    /// On a node: another tool's taint has the key and effect of archaware's taint, but another
+    /// value; or the recorded taint has a key that archaware was never configured with.
     TaintConflict,
     /// On a node: another tool reverts archaware's changes of its taints.
     TaintReverted,
@@ -60,7 +60,7 @@ pub enum EventReason {
     InvalidAnnotation,
     /// An image could not be resolved.
     ImageNotResolved,
-    /// No image was selected for a container that asks for it.
+    /// A container asks for image selection, but keeps its image.
     ImageNotSelected,
     /// A pull secret was skipped.
     PullSecretUnusable,
@@ -68,7 +68,7 @@ pub enum EventReason {
     ToleratesEveryArchitecture,
     /// The failure policy made the pod tolerate the configured architectures.
     ToleratedByPolicy,
-    /// On a DaemonSet: its template was changed, which rolls it.
+    /// On a DaemonSet: archaware changed its template, which starts a rollout.
     TolerationsChanged,
     /// On a DaemonSet: another writer removes archaware's tolerations from its template.
     TolerationsReverted,
@@ -80,7 +80,7 @@ pub enum EventReason {
     WrongArchitecture,
     /// The pod was evicted, so that its replacement is placed by its images.
     Recreated,
-    /// A rule of the configuration selects the pod and is left out.
+    /// A rule of the configuration selects the pod, but contradicts it, so archaware ignores it.
     RuleLeftOut,
 }
 

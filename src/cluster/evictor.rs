@@ -1,6 +1,6 @@
-//! Evicts pods, so that their controllers create other pods. All evictions are made here, with one
-//! rate for all reasons, through the Eviction API, which respects disruption budgets, and only
-//! while this process holds the Lease.
+//! Evicts pods, so that their controllers replace them. All evictions are made here: at one rate
+//! for all reasons, only while this process holds the Lease, and through the Eviction API, which
+//! respects disruption budgets.
 
 use std::{num::NonZeroU16, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     objects::Pod,
 };
 
-/// The evictions that the rate allows in this time may happen at once, but not more, because the
+/// At most as many evictions may happen at once as the rate allows in this time, because the
 /// webhook and the scheduler have to handle all new pods.
 const BURST: Duration = Duration::from_secs(10);
 
@@ -45,7 +45,7 @@ pub(crate) enum EvictionResult {
     Gone,
     /// This process does not hold the Lease any more, so nothing was sent.
     NotLeading,
-    /// The API server did not do it.
+    /// The eviction failed for another reason.
     Failed(ApiError),
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Without `events`,
-    /// as in commands, which print their own results, nothing is published and logged.
+    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Commands print
+    /// their own results, so they pass no `events`: then nothing is published or logged.
     pub(crate) fn new(
         api: ApiClient,
         leadership: &Leadership,
@@ -100,8 +100,8 @@ impl Evictor {
         self.rate.at_once()
     }
 
-    /// Waits until the rate allows another eviction and the Lease is held. The pod may have changed
-    /// after that.
+    /// Waits until the rate allows another eviction and the Lease is held. The pod may change
+    /// during the wait.
     pub(crate) async fn turn(&self) {
         tokio::time::sleep(self.rate.take()).await;
         let mut until = self.until.clone();
@@ -154,8 +154,8 @@ impl Evictor {
     }
 }
 
-/// A limit for turns: one in each interval on average, and those of [`BURST`] at once (the generic
-/// cell rate algorithm).
+/// A rate limit for turns: one per interval on average, and at once as many as [`BURST`] contains
+/// intervals (the generic cell rate algorithm).
 struct Rate {
     interval: Duration,
     /// When the next turn would be if all turns had the same distance.

@@ -21,7 +21,7 @@ pub struct FieldManagers {
     recorded: Option<Recorded>,
 }
 
-/// The latest write of a manager that wrote archaware's record of a template's tolerations.
+/// The latest field manager of archaware's record of a template's tolerations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The time of its last write.

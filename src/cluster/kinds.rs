@@ -1,5 +1,5 @@
-//! Kinds of objects by the names that people type: kinds with pods from a table, all other kinds
-//! from the discovery of the cluster.
+//! Finds kinds by the names that people type: built-in kinds that run pods in a table, all other
+//! kinds through the API discovery of the cluster.
 
 use kube::core::{
     GroupVersionKind,
@@ -10,7 +10,7 @@ use super::api::{ApiClient, ApiError};
 
 /// A kind that Kubernetes itself has.
 struct KnownKind {
-    /// What `kubectl` takes, in lower case; the plural first.
+    /// Names that `kubectl` accepts, in lower case; the plural first.
     names: &'static [&'static str],
     group: &'static str,
     kind: &'static str,
@@ -24,7 +24,7 @@ const fn known(
     KnownKind { names, group, kind }
 }
 
-/// The kinds of Kubernetes that run pods. All have the version `v1`.
+/// The built-in kinds that run pods. All have the version `v1`.
 const KNOWN: [KnownKind; 8] = [
     known(&["pods", "pod", "po"], "", "Pod"),
     known(
@@ -54,7 +54,7 @@ pub enum KindError {
     /// Nothing has this name.
     #[error("this cluster has no kind of object with the name {0:?}")]
     Unknown(String),
-    /// The cluster cannot be asked.
+    /// The API discovery of the cluster failed.
     #[error("cannot ask the cluster for the kind {0:?}")]
     Discovery(String, #[source] ApiError),
 }
@@ -66,7 +66,7 @@ impl KnownKind {
         ApiResource::from_gvk_with_plural(&gvk, plural)
     }
 
-    /// `deploy`, `deployments.apps` or `deployments.v1.apps`.
+    /// Accepts `deploy`, `deployments.apps` and `deployments.v1.apps`.
     fn has_name(&self, name: &str) -> bool {
         let (resource_name, rest) = name.split_once('.').unwrap_or((name, ""));
         let group = match rest {
@@ -77,12 +77,12 @@ impl KnownKind {
     }
 }
 
-/// The kinds that run pods in Kubernetes itself.
+/// The built-in kinds that run pods.
 pub fn known_kinds() -> impl Iterator<Item = ApiResource> {
     KNOWN.iter().map(KnownKind::resource)
 }
 
-/// One of the kinds that run pods in Kubernetes itself.
+/// Finds a built-in kind that runs pods, by its `kind`.
 pub fn known_kind(kind: &str) -> Option<ApiResource> {
     let mut kinds = KNOWN.iter();
     kinds

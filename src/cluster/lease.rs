@@ -2,8 +2,8 @@
 //! the webhook configuration.
 //!
 //! Every patch is guarded, so two holders for a moment do no harm. A Lease counts as expired when
-//! it has not changed for its duration as observed here; the elector never compares the holder's
-//! clock with the local one (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
+//! the elector has seen no change of it for the Lease's duration; the elector never compares the
+//! holder's clock with its own (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use super::{
 
 /// How long a holder that does not renew is assumed to be alive.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Interval of renewals: twice within [`LEASE_DURATION`], and retries every second in between.
+/// Interval of renewals. Two fit into [`LEASE_DURATION`]. A failed renewal is retried each second.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of attempts to acquire the Lease. After a release the next holder leads within this
 /// time.
@@ -46,7 +46,7 @@ pub struct Leadership {
     /// Whether this process holds the Lease.
     pub leading: watch::Receiver<bool>,
     /// Until when this process may write, extended by each renewal. After a pause of the process
-    /// `leading` may still be true for a moment; this is then in the past.
+    /// `leading` may still be true for a moment, although this time is over.
     pub until: watch::Receiver<Option<Instant>>,
 }
 
@@ -173,8 +173,8 @@ impl Elector {
         }
         self.until.send_replace(None);
         self.report_leadership(false);
-        // Releases whatever the last known state is: a cancelled renewal may have arrived, and may
-        // still arrive between the two calls of the release.
+        // Releases the Lease even if this process does not seem to hold it: a cancelled renewal may
+        // have arrived, and may still arrive between the two calls of the release.
         let mut result = Ok(false);
         for _ in 0..2 {
             result = in_time(self.release()).await;
@@ -370,8 +370,8 @@ pub async fn read_memory(
 }
 
 /// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at
-/// once. A holder with another clock may look expired and be alive, so `clean` still waits for the
-/// Lease.
+/// once. Otherwise `clean` still waits for the Lease, because a live holder with another clock may
+/// look expired.
 pub fn fresh_holder(lease: &Lease) -> Option<String> {
     let record = lease.spec.clone().unwrap_or_default();
     let fresh = record.renew_time.as_ref().is_some_and(|time| {

@@ -1,4 +1,4 @@
-//! Namespaces: their annotations can set the mode of their pods, and rules go by their labels.
+//! Namespaces: annotations can set the mode of their pods, and rules can select them by label.
 
 use std::{
     collections::{BTreeMap, HashMap},

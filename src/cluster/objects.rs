@@ -330,7 +330,7 @@ impl Pod {
 
 impl PodSpec {
     /// Whether a list in the spec is longer than [`MAX_LIST`]. Kubernetes does not limit these
-    /// lists, but etcd accepts objects up to 1.5 MiB only.
+    /// lists, except by etcd's limit of 1.5 MiB for the whole object.
     fn has_long_list(&self) -> bool {
         let lists = [
             self.containers.len(),
@@ -505,8 +505,8 @@ mod tests {
         assert_eq!(pod.spec.volumes.len(), 2);
     }
 
-    /// `kubectl apply` removes this annotation from the manifest that it stores in the annotation,
-    /// so stored manifests are not nested.
+    /// `kubectl apply` stores the manifest in an annotation, but without this annotation, so stored
+    /// manifests are not nested.
     #[test]
     fn the_tolerations_that_kubectl_applied_are_read() {
         let mut set = json!({

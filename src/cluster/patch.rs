@@ -94,7 +94,7 @@ impl JsonPatch {
             .push(json!({ "op": "remove", "path": path }));
     }
 
-    /// Appends to a list that is unchanged. A missing list passes a test for null.
+    /// Appends to a list, if it is unchanged. A missing list passes a test for null.
     fn append(&mut self, path: &str, seen: Option<&Vec<Value>>, values: Vec<Value>) {
         self.test(path, seen);
         self.append_unguarded(path, seen.is_some(), values);
@@ -110,7 +110,7 @@ impl JsonPatch {
         }
     }
 
-    /// Sets or removes annotations whose values are unchanged.
+    /// Sets or removes annotations, if their values are unchanged.
     fn annotate(&mut self, metadata: &ObjectMeta, values: &[(&str, Option<&str>)]) {
         let Some(annotations) = &metadata.annotations else {
             let new: BTreeMap<_, _> = values
@@ -177,7 +177,7 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
             );
         }
         Some(Ownership::Nothing) => patch.annotate(&node.metadata, &[(annotation::TAINT, None)]),
-        // The decision depends on the annotation.
+        // The decision depends on the annotation, so its value is tested.
         None => {
             let seen = node
                 .metadata
@@ -241,7 +241,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
     patch
 }
 
-/// Sets and removes fields of an unchanged Secret.
+/// Sets and removes fields of a Secret, if these fields are unchanged.
 pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&secret.metadata);
     let Some(data) = &secret.data else {
@@ -269,7 +269,7 @@ fn bytes(text: &str) -> ByteString {
     ByteString(text.as_bytes().to_vec())
 }
 
-/// Replaces the webhooks of an unchanged configuration.
+/// Replaces the webhooks of a configuration, if the configuration is unchanged.
 pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&found.metadata);
     // The configuration changes rarely, so `resourceVersion` is a good guard here.
@@ -300,8 +300,8 @@ pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatc
     patch
 }
 
-/// Updates an unchanged Lease, and the data stored with it unless `memory` is `None`. Only holders
-/// write a Lease, so `resourceVersion` is a good guard.
+/// Updates a Lease and, unless `memory` is `None`, its stored data, if the Lease is unchanged. Only
+/// holders write a Lease, so `resourceVersion` is a good guard.
 pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;

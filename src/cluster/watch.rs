@@ -92,7 +92,7 @@ where
     .default_backoff()
 }
 
-/// The objects of a kind: those that exist, and then each that is new or changes. None is kept.
+/// Yields all existing objects of a kind, then each new or changed object. Keeps none in memory.
 pub fn stream_objects<K>(
     api: &ApiClient,
     fields: &'static str,

@@ -12,7 +12,7 @@ use crate::error::chain;
 
 use super::{name::NamespacedName, objects::PodTemplate};
 
-/// Where kinds have their pod template: `Deployment` and most other kinds, `CronJob`.
+/// Paths of the pod template: in a `Deployment` and most other kinds, and in a `CronJob`.
 const TEMPLATES: [&str; 2] = ["/spec/template", "/spec/jobTemplate/spec/template"];
 
 /// An object that runs pods.
@@ -24,7 +24,7 @@ pub struct Workload {
     pub kind: String,
     /// Its name; the namespace is `None` if a manifest does not say it.
     pub name: NamespacedName,
-    /// The template of its pods; of a pod, the pod itself.
+    /// The pod template; for a pod, the pod itself.
     pub template: PodTemplate,
     /// The number of pods that it wants; `None` if its kind has no such field.
     pub replicas: Option<u64>,
@@ -42,7 +42,7 @@ pub struct InvalidWorkload {
 }
 
 impl Workload {
-    /// The object, if it runs pods.
+    /// Parses an object; `None` if it runs no pods.
     ///
     /// # Errors
     ///
@@ -83,8 +83,8 @@ impl Workload {
     }
 }
 
-/// The pod template of an object in the API's form; of a pod, the pod itself. `None` if it runs no
-/// pods.
+/// The pod template of an object, in the API's form; for a pod, the pod itself. `None` if it has
+/// no such template.
 pub fn template_of(object: &Value) -> Option<&Value> {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     if text("kind") == Some("Pod") && text("apiVersion") == Some("v1") {
@@ -99,7 +99,7 @@ const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
 /// Policy APIs: their objects contain patterns for containers, but run none.
 const POLICIES: [&str; 2] = ["kyverno.io/", "gatekeeper.sh/"];
 
-/// Whether an object of the API has containers with images anywhere.
+/// Whether an object has containers with images in any field, and is not a policy.
 pub fn may_run_containers(object: &Value) -> bool {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let version = text("apiVersion").unwrap_or_default();
@@ -124,8 +124,8 @@ fn has_containers(object: &Value) -> bool {
     }
 }
 
-/// A copy without the fields that are null: the API server takes them for fields that are not
-/// there, and charts write many.
+/// A copy without the fields that are null: the API server treats them like missing fields, and
+/// charts write many null fields.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -138,7 +138,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// The objects of a manifest: those of a list instead of the list.
+/// The objects of a manifest. A list is replaced by its items.
 pub fn objects(mut manifest: Value) -> Vec<Value> {
     let kind = manifest.get("kind").and_then(Value::as_str);
     let is_list = kind.is_some_and(|kind| kind.ends_with("List"));

@@ -23,11 +23,11 @@ pub struct AffinityConfig {
     /// Architectures that are preferred if the images have them, like `{architecture: arm64,
     /// weight: 80}`, with weights from 1 to 100.
     pub preferred: Vec<PreferenceConfig>,
-    /// Whether pods are evicted that were created while the webhook did not answer: see
+    /// Whether to evict pods that were created while the webhook did not answer: see
     /// autoscaling.md.
     ///
-    /// Only pods of `ReplicaSet`s and `StatefulSet`s that wait for a node are evicted, so that
-    /// their controllers create pods with node affinity instead.
+    /// Only pending pods of `ReplicaSet`s and `StatefulSet`s are evicted, so that their
+    /// controllers create pods with node affinity instead.
     pub recreate_pods: bool,
 }
 

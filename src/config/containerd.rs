@@ -15,7 +15,7 @@ pub struct ContainerdConfig {
     pub socket: PathBuf,
     /// Namespaces whose image records and content are read, in this order.
     pub read_namespaces: Vec<String>,
-    /// archaware's own namespace, where fetched documents are kept; empty: they are not.
+    /// archaware's own namespace, where it keeps fetched documents; empty: it keeps none.
     pub cache_namespace: String,
 }
 

@@ -16,7 +16,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// Not YAML, of another structure, or with values that contradict each other.
+    /// The file is not YAML, has a wrong structure, or has values that contradict each other.
     #[error("{path}:{line}:{column}: {problem}")]
     Malformed {
         /// The file.

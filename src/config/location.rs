@@ -18,7 +18,7 @@ pub(super) fn locate(text: &str, keys: &[&str]) -> Option<Location> {
     })
 }
 
-/// Finds a value below mappings.
+/// Finds the value at this path of mapping keys.
 #[derive(Clone, Copy)]
 struct Find<'a>(&'a [&'a str]);
 

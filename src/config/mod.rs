@@ -94,13 +94,13 @@ pub struct Config {
     /// Pods that cannot run on their node: see wrong-architecture.md.
     #[serde(default)]
     pub misplaced: Misplaced,
-    /// For each architecture of nodes, the further architectures whose images they run.
+    /// For each node architecture, the further architectures whose images such nodes run.
     #[serde(default = "compatibility")]
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
     /// The only architectures that are considered; empty means all.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
-    /// Nodes that run images of further architectures by emulation, by their labels: see
+    /// Nodes, selected by labels, that run images of further architectures by emulation: see
     /// runtime-classes.md.
     #[serde(default)]
     pub emulation: Vec<Emulator>,
@@ -114,8 +114,8 @@ pub struct Config {
     /// runtime-classes.md.
     #[serde(default)]
     pub runtime_classes: RuntimeClasses,
-    /// Whether new pods without a runtime class get one of these if their images share no
-    /// architecture.
+    /// Whether new pods without a runtime class get one of `runtimeClasses` if their images share
+    /// no architecture.
     #[serde(default)]
     pub assign_runtime_class: bool,
     /// Node affinity that the webhook adds to pods: see admission.md.

@@ -1,4 +1,4 @@
-//! A configuration with the meaning of each key beside it, made from the types:
+//! Prints a configuration as YAML, with the doc comment of each key beside the key.
 //! docs/configuration.md shows the defaults in this form.
 
 use serde_json::Value;
@@ -44,7 +44,7 @@ fn properties(object: &Value) -> &Value {
     object.get("properties").unwrap_or(&Value::Null)
 }
 
-/// The definition that a property refers to, or itself.
+/// The definition that a property refers to, or the property itself.
 fn resolved<'a>(schema: &'a Value, property: &'a Value) -> &'a Value {
     let path = property.get("$ref").and_then(Value::as_str);
     let name = path.and_then(|path| path.rsplit('/').next());

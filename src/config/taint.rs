@@ -25,7 +25,7 @@ pub struct TaintConfig {
     pub node_selector: LabelSelector,
     /// Pods that are bound before their node is tainted get a toleration.
     pub bound_pods: BoundPods,
-    /// Whether the value names the CPU level, too, where it is known, like `amd64-v3`: see
+    /// Whether the taint's value also names the CPU level if it is known, like `amd64-v3`: see
     /// variants.md.
     pub variants: bool,
 }
@@ -48,8 +48,8 @@ impl Default for TaintConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum BoundPods {
-    /// They get a toleration for the taint. With the effect `NoExecute` only those whose images can
-    /// run there.
+    /// They get a toleration for the taint. With the effect `NoExecute`, only pods whose images can
+    /// run on the node get it.
     #[default]
     Tolerate,
     /// They are not changed.

@@ -62,7 +62,7 @@ pub(super) struct AllowedCall {
 pub(super) enum Size {
     /// Names, digests, labels.
     Small,
-    /// A document: archaware persists images with documents of at most 512 KiB together.
+    /// A document: those that archaware persists for an image have at most 512 KiB in total.
     Large,
 }
 

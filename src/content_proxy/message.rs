@@ -1,10 +1,9 @@
 //! Checks the few messages that could harm containerd, which trusts its clients.
 //!
-//! containerd dereferences nested messages without checking that they are present, and the expected
-//! digest of a write without checking that it is valid: each crashes the daemon (1.6 to 2.x), and
-//! with it every pull on the node. And a write without content attaches content of any other
-//! namespace (`content_sharing_policy = "shared"`), which would open namespaces that must not be
-//! read.
+//! containerd does not check that nested messages are present, nor that the expected digest of a
+//! write is valid. A call that violates this crashes the daemon (1.6 to 2.x), and every pull on the
+//! node fails. A write without content attaches content of any other namespace
+//! (`content_sharing_policy = "shared"`), so a client could read namespaces that are not allowed.
 
 use containerd_client::services::v1::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,

@@ -1,6 +1,6 @@
 //! A filtering proxy for a node's containerd. Access to containerd's socket is equivalent to root
-//! on the node. So the process that talks to registries only gets this proxy's socket. The proxy
-//! talks to nothing but containerd and forwards only what resolving images needs.
+//! on the node. So the process that talks to registries gets only this proxy's socket. The proxy
+//! talks to containerd only, and forwards only the calls that are needed to resolve images.
 
 mod forwarding;
 mod message;
@@ -50,7 +50,7 @@ const MAX_STREAMS: u32 = 64;
 const MAX_HEADERS: u32 = 16 * 1024;
 /// Maximum number of large requests in memory.
 const MAX_LARGE: usize = 4;
-/// Timeout for receiving a request, and until the first one of a connection.
+/// Timeout for receiving a request, and for the first request of a new connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout until containerd's answer begins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ struct Proxy {
     unlogged: AtomicU64,
 }
 
-/// Forwards calls from `listen` to `from` until `stop`.
+/// Forwards calls to the socket `listen` to containerd's socket `from`, until `stop` is cancelled.
 ///
 /// # Errors
 ///

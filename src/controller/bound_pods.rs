@@ -1,5 +1,5 @@
-//! Before a node is tainted, the pods that run there get a toleration for its taint, so that
-//! nothing changes for them. Without it, `NoExecute` would evict them; with `NoSchedule` the
+//! Before a node is tainted, its pods get a toleration for the taint, so that nothing changes for
+//! them. Without the toleration, `NoExecute` would evict the pods; with `NoSchedule` the
 //! descheduler would evict them, and an autoscaler would find no other node for them. Bound pods
 //! are not watched: archaware lists them before a node gets its taint, soon afterwards, and then
 //! every hour.
@@ -35,8 +35,8 @@ struct Shared {
 }
 
 impl BoundPods {
-    /// Takes the permission to give the node this taint, if there is one. If not, the node is
-    /// reconciled again when there is.
+    /// Takes the permission to give the node this taint. Without a permission, returns false; the
+    /// node is reconciled again when it gets one.
     pub(super) fn take_permission(&self, node: &Node, taint: &Taint) -> bool {
         let permitted = {
             let mut checks = self.0.checks.lock();

@@ -43,7 +43,8 @@ use super::{
     webhook_use::{AdmittedPods, WebhookUse},
 };
 
-/// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
+/// Concurrent node reconciles. Few suffice: a thousand nodes take seconds, and each connection
+/// costs memory.
 const CONCURRENT_NODES: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
 
 /// What the controllers are built from.
@@ -269,8 +270,8 @@ impl Components {
         (may_taint, store, ready)
     }
 
-    /// Starts the worker that gives bound pods their tolerations. Returns the nodes that may be
-    /// tainted then.
+    /// Starts the worker that gives bound pods their tolerations. Returns a stream of the nodes
+    /// that may be tainted after that.
     fn bound_pods(
         &mut self,
         requests: BoundPods,

@@ -36,8 +36,8 @@ impl ReconcileSteps for DaemonSetSteps {
     const NAME: &'static str = "daemonsets";
 
     async fn evaluate(&self, set: &DaemonSet) -> Option<Evaluation> {
-        // Then nothing is left to do here: the webhook sees every change of a template, and as no
-        // node is tainted, existing templates need no toleration.
+        // If idle, nothing is left to do here: the webhook sees every change of a template, and as
+        // no node is tainted, existing templates need no toleration.
         let is_idle = self.evaluator.config.webhook_handles_daemon_sets();
         if set.metadata.deletion_timestamp.is_some() || set.oversized || is_idle {
             return None;

@@ -30,7 +30,7 @@ struct Inner {
     written: HashMap<(&'static str, String), Written>,
     /// The annotation that was read last.
     seen: Option<String>,
-    /// Whether a newer version of archaware wrote it, which is then left alone.
+    /// Whether a newer version of archaware wrote the annotation. Then it is not overwritten.
     is_newer: bool,
 }
 
@@ -44,7 +44,7 @@ impl Inner {
     }
 }
 
-/// The name of evictions of pods that cannot run on their nodes.
+/// The name under which evictions of misplaced pods are stored.
 pub(super) const EVICTIONS: &str = "evictions";
 
 /// The stored kinds of writes, and how long each is kept.
@@ -85,7 +85,7 @@ impl Durable {
         }
     }
 
-    /// Takes back the record of a write that was not made. `last`: the previous record.
+    /// Restores the previous record `last`, because a recorded write was not made.
     pub(super) fn restore(
         &self,
         controller: &'static str,
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(after.written("nodes", Some("u")), None);
     }
 
-    /// The leader reads its own record every few seconds.
+    /// The leader reads its own record every few seconds, so rounding must not add up.
     #[test]
     fn times_do_not_creep() {
         let (durable, start, wall) = (durable(), Instant::now(), 1_700_000_000.6);

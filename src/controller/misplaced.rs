@@ -47,17 +47,18 @@ use tracker::Tracker;
 /// Warning events about pods. The API server leaves out the most frequent reasons, which do not
 /// matter here.
 const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=Unhealthy,reason!=FailedMount";
-/// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
+/// Selects failed pods, whose containers are not restarted (`restartPolicy`), like those of Jobs.
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
-/// Pods that are looked at concurrently, and those of one namespace: images in a registry that does
-/// not answer take long.
+/// Maximum number of concurrent checks, in total and for each namespace: images in a registry that
+/// does not answer take long.
 const CONCURRENT_CHECKS: usize = 8;
 const CHECKS_PER_NAMESPACE: usize = 2;
-/// When a pod is looked at again whose status lags behind the event: the kubelet publishes events
-/// while it decides what to do, and updates the status after that. There may be no other event for
-/// minutes.
+/// Pauses before a pod is checked again because its status lags behind the event: the kubelet
+/// publishes the event first, and updates the status afterwards. The next event may come minutes
+/// later.
 const STATUS_PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
-/// Pods that are looked at or wait to be looked at again. Further events wait in the watch.
+/// Maximum number of pods in a check or waiting for another check. Further events wait in the
+/// watch.
 const MAX_CHECKS: usize = 256;
 
 /// Finds misplaced pods while this process leads.
@@ -183,7 +184,7 @@ impl MisplacedPods {
         let events = stream_objects::<Event>(&self.api, WARNINGS)
             .filter_map(|event| std::future::ready(Hint::of_event(event, jiff::Timestamp::now())));
         let failed = stream_objects::<Pod>(&self.api, FAILED).filter_map(|pod| {
-            // A cluster may keep thousands that failed for other reasons.
+            // A cluster may keep thousands of pods that failed for other reasons.
             let is_possible = !wrong_architecture::find(&pod, None, |_| true).is_empty();
             std::future::ready(is_possible.then(|| Hint::of_failed(pod)))
         });
@@ -345,8 +346,8 @@ impl MisplacedPods {
         })
     }
 
-    /// The architectures of the image that each container runs, as far as they are known: by its
-    /// digest, because its tag may be another image by now.
+    /// The known architectures of the image that each container runs. Each image is resolved by its
+    /// digest, because its tag may name another image by now.
     async fn running_images(&self, pod: &Pod) -> HashMap<String, ImageArchitectures> {
         let mut spec = pod.spec.clone();
         let statuses = pod.status.containers();
@@ -375,7 +376,8 @@ impl MisplacedPods {
         known.collect()
     }
 
-    /// The architectures that a replacement of this pod gets, if they keep it away from such nodes.
+    /// The architectures that a replacement of this pod gets; `None` if the replacement may get
+    /// such a node again.
     async fn kept_away(&self, pod: &Pod, node: &PodNode) -> Option<Architectures> {
         let old = subject(pod);
         let mut undecided = old.annotations.clone();
@@ -407,7 +409,7 @@ impl MisplacedPods {
         config.admission.enabled && config.affinity.required && !self.webhook.is_excluded(pod)
     }
 
-    /// Whether the taint of the node keeps a new pod away that has only its author's tolerations.
+    /// Whether the taint of the node keeps away a new pod that has only its author's tolerations.
     fn is_kept_away_by_taint(&self, pod: &Pod, node: &PodNode) -> bool {
         let author = AuthorPod::new(&pod.spec, annotations(&pod.metadata));
         let tolerations = author.spec.tolerations.as_deref().unwrap_or_default();
@@ -416,7 +418,7 @@ impl MisplacedPods {
         taints.any(|taint| kind.is_of(taint) && keeps_away(taint, tolerations))
     }
 
-    /// Whether another pod of the same controller waits for a node, like one that replaces another.
+    /// Whether another pod of the same controller waits for a node, for example a replacement.
     fn has_waiting_sibling(&self, pod: &Pod) -> bool {
         let owner = |pod: &Pod| pod.controller().map(|owner| owner.uid.clone());
         let pod_owner = owner(pod);
@@ -448,7 +450,7 @@ impl MisplacedPods {
         if self.has_waiting_sibling(pod) {
             return Some(MisplacedState::NotYet);
         }
-        // Checks of other pods do not wait for the rate: this check is repeated.
+        // A wait for the rate would delay checks of other pods. This check is repeated instead.
         if !self.evictor.may_evict_now() {
             return Some(MisplacedState::TooMany);
         }
@@ -456,7 +458,7 @@ impl MisplacedPods {
         self.durable.record(EVICTIONS, owner, written);
         let reason = EvictionReason::WrongArchitecture;
         let result = self.evictor.evict(pod, reason).await;
-        // An eviction whose answer is lost counts.
+        // A failed eviction counts too, because only its answer may be lost.
         if !matches!(result, EvictionResult::Evicted | EvictionResult::Failed(_)) {
             self.durable.restore(EVICTIONS, owner, last);
         }

@@ -1,6 +1,6 @@
 //! The controllers of pods, DaemonSets and nodes. Pods and DaemonSets get the tolerations that
-//! their images allow, nodes get their taint. At start nodes come last, because a taint would make
-//! pods wait that have not been decided yet.
+//! their images allow, nodes get their taint. At start nodes come last, because a taint would block
+//! pods that have no decision yet.
 
 mod advice;
 mod bound_pods;

@@ -25,7 +25,7 @@ pub(super) struct NodeSteps {
 }
 
 /// Compares the relevant fields; a heartbeat changes none of them. The images in `status` are
-/// relevant, because the store does not receive nodes that compare as equal.
+/// compared too, because otherwise the store would not get their changes.
 pub(super) fn same(old: &Node, new: &Node) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.labels == new.metadata.labels

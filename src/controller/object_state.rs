@@ -66,7 +66,7 @@ impl ObjectStates {
         count
     }
 
-    /// A patch was applied.
+    /// Resets the count of refused patches, because a patch was applied.
     pub(super) fn accepted<K: Resource>(&self, object: &K) {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
         self.1.lock().remove(uid);
@@ -79,7 +79,7 @@ impl ObjectStates {
     }
 }
 
-/// Whether an object is in the store, and not another one of its name.
+/// Whether the store has this object, and not a newer object of the same name.
 fn is_stored<K: ApiObject + Clone + 'static>(object: &K, store: &Store<K>) -> bool {
     let stored = store.get(&ObjectRef::from_obj(object));
     stored.is_some_and(|stored| stored.meta().uid == object.meta().uid)

@@ -32,7 +32,7 @@ use crate::{
 
 use super::{durable::Durable, initial::InitialObjects, object_state::ObjectStates};
 
-/// How often the patch of a gated pod is repeated soon after the API server rejected the client.
+/// How many retries of a gated pod's patch follow soon if the API server rejected the client.
 const MAX_GATE_RETRIES: u32 = 4;
 
 /// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but

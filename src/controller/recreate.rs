@@ -25,11 +25,11 @@ use crate::{
 
 use super::webhook_use::{WebhookUse, namespace_of};
 
-/// Interval of checks, and minimum age of a pod to evict: autoscalers consider pods that are still
-/// not bound then.
+/// Interval of checks, and minimum age of a pod to evict. Autoscalers react to pods that are still
+/// not bound after this time.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Pauses between evictions for a controller whose replacements have no affinity either: something
-/// keeps the webhook from them.
+/// Pauses between evictions for a controller whose replacements have no affinity either, because
+/// they do not come through the webhook.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
 /// Pauses between single evictions while it is not proven that the API server asks the webhook.
 const TRIAL_PAUSES: Backoff = Backoff::seconds(10, 3600);
@@ -49,8 +49,8 @@ pub(super) struct Recreation {
 /// time of the last eviction.
 type Owners = HashMap<String, (u32, Instant)>;
 
-/// Evictions of one pod each, without a proof that the webhook is asked: how many, and when the
-/// last one was.
+/// Evictions of single pods, without a proof that the API server calls the webhook. Each value
+/// holds their number and the time of the last eviction.
 #[derive(Default)]
 struct Trials {
     /// Trials while nothing shows that the API server calls the webhook. All namespaces share them.
@@ -61,7 +61,7 @@ struct Trials {
 }
 
 impl Trials {
-    /// Whether a pod of this namespace is tried now.
+    /// Whether one pod of this namespace may be evicted now. If so, records the trial.
     fn begin(&mut self, namespace: &str, seems_asked: bool, now: Instant) -> bool {
         let last = if seems_asked {
             self.namespaces.get(namespace).copied()
@@ -115,12 +115,12 @@ impl Recreation {
         let (mut owners, mut trials) = (Owners::new(), Trials::default());
         while leadership.wait_for(|leading| *leading).await.is_ok() {
             for pod in self.due(&owners, &mut trials, Instant::now()) {
-                // A pod that is bound by now takes no turn.
+                // A pod that is bound by now must not use up the rate limit.
                 if !self.is_still_due(&pod, &owners) {
                     continue;
                 }
                 self.evictor.turn().await;
-                // The turn, and each eviction, takes a while.
+                // The wait may have been long, so leadership and pod are checked again.
                 if !*leadership.borrow() || !self.is_still_due(&pod, &owners) {
                     continue;
                 }
@@ -162,8 +162,8 @@ impl Recreation {
         may_evict(pod, &self.webhook.clock, owners, now)
     }
 
-    /// Whether this pod waits for a node without the affinity that it would get through the
-    /// webhook.
+    /// Whether this pod has waited for a node longer than `PERIOD`, and lacks the affinity that the
+    /// webhook would add.
     fn is_late(&self, pod: &Pod) -> bool {
         self.webhook.clock.age(pod) > PERIOD
             && !self.webhook.is_excluded(pod)
@@ -191,8 +191,8 @@ fn owner(pod: &Pod) -> Option<String> {
     pod.controller().map(|owner| owner.uid.clone())
 }
 
-/// Whether the pod is newer than the last eviction for its controller. Then the replacement was
-/// created without affinity again. An older pod has not been evicted yet.
+/// Whether the pod is newer than the last eviction for its controller. If so, it is a replacement
+/// that has no affinity again. An older pod has not been evicted yet.
 fn is_in_vain(pod: &Pod, clock: &ServerClock, last: Instant, now: Instant) -> bool {
     clock.age(pod) < now.saturating_duration_since(last)
 }

@@ -107,7 +107,7 @@ pub(super) async fn run_controller<K, F, Fut>(
     }
 }
 
-/// Yields an item whenever the controller becomes active, the first one once everything is ready.
+/// Yields an item each time the controller becomes active, but none before `ready` is true.
 fn activations(
     is_active: watch::Receiver<bool>,
     ready: watch::Receiver<bool>,

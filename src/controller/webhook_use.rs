@@ -50,8 +50,7 @@ impl WebhookUse {
             || created(pod).is_some_and(|created| newest.is_some_and(|newest| created < newest))
     }
 
-    /// Whether the webhook is not called for the pod's namespace. Also true if the namespace is not
-    /// known.
+    /// Whether the pod's namespace is excluded from the webhook, or is not known.
     pub(super) fn is_excluded(&self, pod: &Pod) -> bool {
         let name = namespace_of(pod);
         let Some(namespace) = self.namespaces.get(name) else {
@@ -73,13 +72,14 @@ fn created(pod: &Pod) -> Option<i64> {
     created.map(|created| created.0.as_second())
 }
 
-/// For each namespace, when the newest pod was created that came through the webhook of some
+/// For each namespace, the creation time of the newest pod that came through the webhook of some
 /// replica, in seconds since 1970. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct AdmittedPods(Arc<Mutex<HashMap<String, i64>>>);
 
 impl AdmittedPods {
-    /// Remembers this pod, if it has a record of the webhook.
+    /// Remembers this pod, if a controller owns it and its annotation records required affinity
+    /// from the webhook.
     pub(super) fn record(&self, pod: &Pod) {
         let added = record::read(annotations(&pod.metadata));
         let Some(created) = created(pod) else {

@@ -29,7 +29,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// This verdict, if more images or documents could not be read.
+    /// The verdict if these images or documents could not be read either.
     pub(super) fn without(self, more: Vec<(String, ImageError)>) -> Self {
         let (mut failed, known) = match self {
             // Unknown images could only leave fewer architectures.
@@ -66,7 +66,7 @@ pub struct Evaluation {
     ///
     /// [`Evaluator::explains`]: super::Evaluator::explains
     pub alternatives: Vec<ImageAlternatives>,
-    /// The runtime class that would run the images, and that the pod cannot get any more.
+    /// The runtime class that would run the images. Only a pod that is being created can get it.
     pub lacking_class: Option<String>,
 }
 
@@ -99,8 +99,8 @@ pub enum Conflict {
     /// No architecture is in all of these sets: the sets of single images or of the pod's
     /// annotation, and `schedulableArchitectures`.
     Disjoint(Vec<Architectures>),
-    /// The pod's author selects no architecture of this set, which its images allow, and does not
-    /// tolerate the taints of the nodes that the author selects.
+    /// The images allow these architectures, but the pod's author selects only other nodes, and the
+    /// pod does not tolerate their taints.
     Excluded(Architectures),
     /// The images allow these architectures, but archaware required other architectures when the
     /// pod had other images.
@@ -108,7 +108,7 @@ pub enum Conflict {
 }
 
 impl Conflict {
-    /// The conflicting sets. Node affinity that requires all of them shows that no node can run the
+    /// The conflicting sets. archaware's node affinity requires all of them, so no node matches the
     /// pod.
     pub(super) fn sets(&self) -> &[Architectures] {
         match self {
@@ -181,8 +181,8 @@ impl Evaluation {
         })
     }
 
-    /// The message for a pod whose author selects only architectures outside of this set, and that
-    /// no taint keeps away from the selected nodes.
+    /// The message if the pod's author selects only architectures outside of this set, and no taint
+    /// keeps the pod away from the selected nodes.
     pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
         format!(
             "{}. No taint keeps the pod away from the nodes that it selects, so the scheduler places it there, and it probably fails",

@@ -133,8 +133,8 @@ impl Evaluator {
 /// The architectures of each image of a pod, in the order of the images; `None` for an image that
 /// does not limit the pod.
 ///
-/// Images for Windows limit no pod that does not state its OS: it may select Windows nodes in
-/// another way (by a taint, or by a label of its own).
+/// Images that are all for Windows limit only a pod that states its OS. Another pod may select
+/// Windows nodes in a different way (by a taint, or by a label of its own).
 pub fn limiting<'a>(
     policy: &PlacementPolicy,
     spec: &PodSpec,

@@ -1,5 +1,5 @@
-//! The keys that archaware is or was configured with. The keys of earlier configurations become
-//! known when the Lease is read.
+//! The taint and toleration keys that archaware is or was configured with. The keys of earlier
+//! configurations become known when the Lease is read.
 
 use std::sync::Arc;
 

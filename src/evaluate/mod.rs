@@ -59,8 +59,8 @@ pub struct Evaluator {
     pub nodes: ClusterNodes,
     /// The sources of demands.
     pub sources: Sources,
-    /// Whether the evaluation is for `explain`. Then it keeps the candidates of image selection, and
-    /// finds the nodes that hold unresolved images even if the pod cannot prefer these nodes.
+    /// Whether the evaluation is for `explain`. Then it keeps the candidates of image selection,
+    /// and finds the nodes that hold unresolved images even if the pod cannot prefer these nodes.
     pub explains: bool,
 }
 

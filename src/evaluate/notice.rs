@@ -53,7 +53,8 @@ impl Notice {
         matches!(self, Self::InvalidAnnotation(invalid) if invalid.on_namespace)
     }
 
-    /// Whether the text lists the images that are known so far. A new text is not a new event then.
+    /// Whether the text lists the images that are known so far. If so, a changed text alone is no
+    /// reason for a new event.
     pub fn depends_on_images(&self) -> bool {
         self.is_conflict() || matches!(self, Self::AuthorOverrules(_))
     }

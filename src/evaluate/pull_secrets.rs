@@ -33,15 +33,15 @@ const USABLE_TTL: Duration = Duration::from_mins(1);
 const UNUSABLE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of cached Secrets.
 const MAX_CACHED: usize = 128;
-/// Maximum bytes of a Secret. The API allows 1 MiB, but users must not fill archaware's memory; the
-/// pull secret of a large cluster has some KiB.
+/// Maximum bytes of a value in a Secret. The API allows 1 MiB, but users must not fill archaware's
+/// memory. The pull secret of a large cluster has some KiB.
 const MAX_CONTENT: usize = 128 * 1024;
 /// Maximum number of pull secrets per pod. The kubelet has no limit, but users must not make
 /// archaware read thousands.
 const MAX_OF_POD: usize = 32;
 
-/// Why a Secret without permission is skipped. Where access is granted per namespace, this is
-/// expected.
+/// Why archaware skips a Secret that it may not read. This is expected where access is granted per
+/// namespace.
 const FORBIDDEN: &str =
     "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
 /// Why a Secret beyond the limit is skipped.
@@ -70,7 +70,7 @@ struct ReadObjects<T> {
 pub struct UnusablePullSecret {
     /// Name of the Secret.
     pub secret: String,
-    /// The reason, without any content.
+    /// The reason, without any content of the Secret.
     pub why: String,
 }
 

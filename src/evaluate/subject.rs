@@ -51,7 +51,7 @@ impl Subject<'_> {
         }
     }
 
-    /// The changes that a decision by the images means for the pod or template.
+    /// The changes to the pod or template for a decision that follows from its images.
     pub fn change(
         self,
         policy: &PlacementPolicy,

@@ -70,8 +70,8 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// Whether the template has a recorded toleration of an architecture whose key archaware does
-    /// not know. An earlier configuration may have had the key.
+    /// Whether the template has a recorded toleration for an architecture, but archaware does not
+    /// know the key of the toleration. An earlier configuration may have had the key.
     pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
         let names_architecture = |toleration: &&serde_json::Value| {
             let value = toleration.get("value").and_then(serde_json::Value::as_str);
@@ -142,7 +142,7 @@ impl<'a> Template<'a> {
         owned.cloned().collect()
     }
 
-    /// The parts that the decision on its tolerations depends on.
+    /// The parts of the template that the decision on its tolerations depends on.
     pub fn placement_view(&self) -> TemplateView<'_> {
         TemplateView {
             os: &self.os,

@@ -19,8 +19,8 @@ const NO_MATCHING_PLATFORM: [&str; 5] = [
     "does not match the specified platform",
 ];
 
-/// A program that ran for longer than this was executed: by emulation, or because its image names a
-/// wrong architecture.
+/// A program that ran for longer than this can run on the node: by emulation, or because its image
+/// names a wrong architecture.
 const AT_ONCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Why a container cannot run on its node.
@@ -68,9 +68,9 @@ pub struct WrongArchitecture {
     pub cause: WrongArchitectureCause,
 }
 
-/// The containers of a pod that cannot run on its node. `event_cause`: the cause that an event proves for
-/// a container. `lacks`: whether the image of the container with this name is known not to run on
-/// the node.
+/// The containers of a pod that cannot run on its node. `event_cause`: a container, and the cause
+/// that an event proves for it. `lacks`: whether the image of the container with this name is known
+/// not to run on the node.
 pub fn find(
     pod: &Pod,
     event_cause: Option<(&str, WrongArchitectureCause)>,
@@ -119,7 +119,8 @@ pub fn says_failure(status: &ContainerStatus) -> bool {
     status.state.terminated.is_some() || waiting.is_some_and(|detail| !is_starting(detail))
 }
 
-/// A container that runs again is on a node that executes it, whatever failed before.
+/// Whether the container is failing now. A container that runs again can run on its node, whatever
+/// failed before.
 fn is_failing(status: &ContainerStatus) -> bool {
     !status.ready && status.state.running.is_none()
 }
@@ -132,10 +133,10 @@ fn of_status(status: &ContainerStatus) -> Option<WrongArchitectureCause> {
     messages.find_map(WrongArchitectureCause::of_message)
 }
 
-/// Runtimes report a program that the kernel does not execute as exit code 1 or 255 (runc, crun),
-/// 126 (a shell), 127 (no dynamic loader of that architecture), 128 (`StartError` of containerd),
-/// or as a signal (132: an instruction that the CPU does not have). A program that was killed (137)
-/// or terminated (143) has run.
+/// If the kernel does not execute a program, the exit code is 1 or 255 (runc, crun), 126 (a shell),
+/// 127 (no dynamic loader of that architecture), 128 (`StartError` of containerd), or 128 plus a
+/// signal (132: an instruction that the CPU does not have). A program that was killed (137) or
+/// terminated (143) has run.
 fn failed_at_once(ended: &StateDetail) -> bool {
     let is_stopped =
         matches!(ended.exit_code, Some(137 | 143)) || ended.reason.as_deref() == Some("OOMKilled");
@@ -235,7 +236,7 @@ mod tests {
             (ended(132, 0, &none), None, LACKS),
             (ended(128, 0, &never), EXEC, EXEC),
             (ended(128, 0, &quiet), None, LACKS),
-            // It ran.
+            // These programs ran.
             (ended(1, 60, &none), None, None),
             (ended(143, 0, &none), None, None),
             (ended(137, 0, &json!({"reason": "OOMKilled"})), None, None),
@@ -312,7 +313,7 @@ mod tests {
                 PLATFORM,
                 PLATFORM,
             ),
-            // While the kubelet backs off, its message may not repeat the cause of the failed pull.
+            // While the kubelet backs off, its message may omit the cause of the failed pull.
             (
                 waits("ImagePullBackOff", "Back-off pulling image \"app:1\""),
                 None,

@@ -154,8 +154,8 @@ impl ExplainedImage {
     }
 }
 
-/// When archaware asks for an image again. Only the controller knows how often the image has
-/// failed.
+/// When archaware asks for an image again. This is a range of pauses, because only the controller
+/// counts the failures.
 fn next_try(error: &ImageError) -> String {
     if let Some(after) = error.retry_after() {
         return format!("in {} s, as its registry asks", after.as_secs());

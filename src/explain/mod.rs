@@ -120,7 +120,8 @@ pub struct Explanation {
     /// Pods by phase and node architecture: all pods of a workload, or the pods of the pod's
     /// controller that wait or fail.
     pub pods: Vec<PodCount>,
-    /// The explained pod: the object itself, or its pod that waits longest. Null if there is none.
+    /// The explained pod: the object itself, or one of its pods, preferably a pod that waits. Null
+    /// if there is no pod.
     pub pod: Option<PodState>,
     /// The settings that apply, and where they are set.
     pub applies: Applies,
@@ -298,9 +299,10 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         ));
     }
     let notices = evaluation.notices(facts.policy).into_iter();
-    // Other parts of the explanation show the rest: the conclusion why no node can run the pod, the
-    // list of rules which rules are left out, and the missing permissions which Secrets cannot be
-    // read.
+    // Skip notices that other parts of the explanation show:
+    // - why no node can run the pod: the conclusion,
+    // - rules that are left out: the list of rules,
+    // - Secrets that cannot be read: the missing permissions.
     let notices = notices.filter(|notice| {
         let is_rule = matches!(notice, Notice::RuleLeftOut(_));
         !is_rule && !notice.is_conflict() && !notice.is_for_administrators()

@@ -30,7 +30,7 @@ pub use requests::{AdmissionMetrics, ApiRequests, BoundPodMetrics, EvictionMetri
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Seconds: from an immediate decision to one by the failure policy and later.
+/// Buckets in seconds, from an immediate decision to a late decision by the failure policy.
 const WAIT_BUCKETS: [f64; 11] = [
     0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 3600.0,
 ];

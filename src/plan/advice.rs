@@ -1,5 +1,5 @@
-//! Advice for the administrator of a cluster: settings under which pods stay pending, or an
-//! autoscaler makes nodes that its pods cannot use.
+//! Advice for the administrator of a cluster: settings that keep pods pending, or let an autoscaler
+//! make nodes that the pods cannot use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

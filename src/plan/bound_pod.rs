@@ -18,9 +18,9 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures
-/// that the pod's author states. They are not limited to schedulable architectures, because the pod
-/// is already on its node.
+/// Whether one of the pod's images is known to be unable to run on its node. `stated`: the
+/// architectures that the pod's author states. They are not limited to schedulable architectures,
+/// because the pod is already on its node.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
@@ -188,7 +188,7 @@ mod tests {
                 "arm64",
                 true,
             ),
-            // Excluded by `schedulableArchitectures` or by its author's selection, but its images
+            // `schedulableArchitectures` or the author's selection excludes arm64, but the images
             // run there.
             (
                 none(),

@@ -53,8 +53,8 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
 }
 
 /// The consequences of a patch that only removes archaware's scheduling gate. The patch is always
-/// retried, because the pod must not wait for its next change; after a denial with the growing
-/// pauses of other patches.
+/// retried, because the pod must not wait for its next change. After a denial, the pauses grow as
+/// for other patches.
 pub(crate) fn after_gate_removal(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
     let mut follow = after_patch(written, refusals)?;
     follow.is_complete = true;

@@ -30,7 +30,7 @@ pub(crate) use state::ObjectState;
 pub(crate) struct Remembered {
     /// The state of the object's decision.
     pub(crate) state: Option<ObjectState>,
-    /// The latest write, of nodes and DaemonSets.
+    /// The latest write to the object, for nodes and DaemonSets.
     pub(crate) written: Option<Written>,
 }
 

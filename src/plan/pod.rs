@@ -34,9 +34,9 @@ fn annotated(pod: &Pod) -> Option<&str> {
     value.map(String::as_str)
 }
 
-/// The decision that the pod's annotation records, if the images made it, and the pod has all
-/// additions that it means under this policy. The annotation alone proves nothing: it may have been
-/// copied from another pod.
+/// The decision that the pod's annotation records, if the images made that decision, and the pod
+/// has all additions that follow from it under this policy. The annotation alone proves nothing: it
+/// may have been copied from another pod.
 fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Option<Decision> {
     let decision = annotated(pod).and_then(Decision::parse)?;
     let by_images = matches!(decision, Decision::Architectures(_));

@@ -53,7 +53,7 @@ pub(crate) const OF_REGISTRATIONS: RepairPolicy = RepairPolicy {
 pub(crate) struct Written {
     /// A hash of what archaware wanted.
     pub(crate) wanted: u64,
-    /// How often it wrote the same again.
+    /// How often archaware repeated this write.
     pub(crate) repairs: u32,
     /// The time of the write.
     pub(crate) at: Instant,

@@ -88,7 +88,7 @@ impl ObjectState {
     }
 
     /// The earlier decision for exactly these images, as far as this process knows it. `recorded`
-    /// is the decision on the object; it counts unless the images are known to have changed since.
+    /// is the decision on the object; it is ignored if this process saw the images change.
     pub(super) fn earlier_decision(&self, recorded: Option<Decision>) -> Option<Decision> {
         let recorded = recorded.filter(|_| !self.images_changed);
         self.by_images.clone().or(recorded)

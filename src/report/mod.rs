@@ -1,5 +1,6 @@
 //! Which architectures the workloads of a cluster, or of manifests, could run on, and the
-//! obstacles: images, and what their authors select. Pure: facts about workloads in, a report out.
+//! obstacles: images, node selectors, affinity and annotations. Pure: facts about workloads in, a
+//! report out.
 
 mod quantity;
 mod summary;
@@ -23,7 +24,7 @@ pub struct KnownWorkload {
     pub namespace: Option<String>,
     /// Name of the workload.
     pub name: String,
-    /// How many pods it has, or wants if it is not in a cluster.
+    /// The number of its pods; for a manifest, the number of replicas.
     pub pods: u64,
     /// What all of its pods request together.
     pub requests: Requests,
@@ -35,8 +36,8 @@ pub struct KnownWorkload {
     pub excluded: BTreeSet<Architecture>,
     /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
-    /// Its pods on the wrong architecture: an image is not for their node, or a program of it is
-    /// not.
+    /// Its pods on the wrong architecture: an image, or a program in an image, does not run on
+    /// their node.
     pub misplaced: Vec<MisplacedPod>,
 }
 
@@ -79,7 +80,7 @@ pub struct MisplacedPod {
 }
 
 impl MisplacedPod {
-    /// How it fails, or that it does not.
+    /// The failure, or `no failure seen`.
     pub fn state(&self) -> &str {
         self.failure.as_deref().unwrap_or("no failure seen")
     }
@@ -114,7 +115,7 @@ pub struct ReportedWorkload {
     pub namespace: Option<String>,
     /// Name of the workload.
     pub name: String,
-    /// How many pods it has; of a manifest, how many it wants.
+    /// The number of its pods; for a manifest, the number of replicas.
     pub pods: u64,
     /// CPU that its pods request together, in thousandths of a core.
     pub cpu_millicores: u64,
@@ -125,11 +126,11 @@ pub struct ReportedWorkload {
     /// The architectures on which all of its images run, or which its author states. Null if no
     /// image limits it, or if an image could not be resolved.
     pub architectures: Option<Vec<String>>,
-    /// Whether it could run on each architecture that is asked about.
+    /// For each requested architecture: whether the workload could run on it.
     pub answers: Vec<Answer>,
     /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
-    /// Its pods on nodes of an architecture that an image of theirs lacks.
+    /// Its pods on nodes on which one of their images, or a program in it, does not run.
     pub misplaced: Vec<MisplacedPod>,
 }
 
@@ -139,14 +140,14 @@ pub struct ReportedWorkload {
 pub struct Answer {
     /// The architecture.
     pub architecture: String,
-    /// `yes`, `no`, or `unknown` if nothing is known of an image.
+    /// `yes`, `no`, or `unknown` if an image could not be resolved and nothing else says `no`.
     pub can_run: CanRun,
     /// The images that do not exist for it.
     pub blocked_by: Vec<String>,
     /// The images that could not be resolved.
     pub unknown: Vec<String>,
-    /// Whether its node selector or node affinity excludes it, or the annotation that states its
-    /// architectures.
+    /// Whether the workload's node selector, node affinity or annotation of architectures excludes
+    /// the architecture.
     pub excluded: bool,
 }
 
@@ -180,8 +181,8 @@ pub struct ReportedImage {
     pub image: String,
     /// Its platforms, of every OS.
     pub platforms: Vec<String>,
-    /// The architectures of the nodes that run it. Null if it does not limit its pods, or is not
-    /// known.
+    /// The architectures of the nodes that run the image. Null if the image does not limit its
+    /// pods, or could not be resolved.
     pub architectures: Option<Vec<String>>,
     /// The number of workloads that use the image.
     pub workloads: u64,

@@ -20,7 +20,7 @@ impl Requests {
         }
     }
 
-    /// What so many pods request.
+    /// The requests of this number of pods.
     #[must_use]
     pub fn times(self, pods: u64) -> Self {
         Self {

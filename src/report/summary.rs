@@ -1,4 +1,4 @@
-//! How much can run on an architecture, and which images keep the most from it.
+//! How many workloads can run on an architecture, and which images keep the most workloads from it.
 
 use std::collections::BTreeMap;
 
@@ -37,9 +37,9 @@ pub struct Summary {
     pub can_run: Amount,
     /// Workloads that only one image keeps from this architecture, and nothing else.
     pub blocked_by_one_image: Amount,
-    /// Other workloads that cannot run on this architecture: because of several images, of the
-    /// author's node selector, affinity or annotation, or of one image while another could not be
-    /// resolved.
+    /// Other workloads that cannot run on this architecture. Several images lack it; or the
+    /// author's node selector, affinity or annotation excludes it; or one image lacks it, and
+    /// another image could not be resolved.
     pub blocked_otherwise: Amount,
     /// Workloads with an image that could not be resolved, and without a known obstacle.
     pub unknown: Amount,

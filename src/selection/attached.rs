@@ -1,6 +1,6 @@
-//! Documents that are attached to the images of a pod which does not ask for a selection: their
-//! weights become preferred node affinity. They require nothing, and documents that cannot be read
-//! in time are ignored.
+//! Documents that are attached to the images of a pod, except images that a selection chose. The
+//! weights become preferred node affinity. The documents require nothing, and are ignored if they
+//! cannot be read in time.
 
 use futures::{
     FutureExt,
@@ -36,7 +36,7 @@ use super::{
     landing::{Pod, count},
 };
 
-/// Documents that are attached to the images, for pods that do not ask for a selection.
+/// Prefers nodes by the documents that are attached to images, except selected images.
 pub struct AttachedDocumentSource(pub ImageSelector);
 
 impl DemandSource for AttachedDocumentSource {
@@ -76,8 +76,8 @@ impl Selecting<'_> {
     /// Whether attached documents are read: only if the pod can still get a preference, and the
     /// scheduler has a choice.
     fn reads_attached(&self, subject: Subject<'_>) -> bool {
-        // An existing pod reads documents only once: the patch that adds the preferences removes
-        // its gate.
+        // For an existing pod, documents are read only once: the patch that adds the preferences
+        // also removes the pod's scheduling gate.
         let is_decided_now = match subject.stage {
             Stage::Creation => true,
             Stage::Pod => subject.spec.gate().is_some(),
@@ -108,7 +108,7 @@ impl Selecting<'_> {
             required: rules.required(),
             tolerations: rules.tolerations().collect(),
         };
-        // A container with a selected image has preferences of its own.
+        // For a selected image, the selection has already added preferences.
         let is_selected = |image: &str| {
             let mut changes = evaluation.demands.images();
             changes.any(|change| change.to == image)
@@ -179,9 +179,9 @@ impl Selecting<'_> {
         (Some(demand), candidates)
     }
 
-    /// The deadline for reading the documents. On the creation of a pod: ¾ of the time that the
-    /// webhook waits, so that architectures are applied even if documents are slow. Otherwise, and
-    /// for `explain`: `deadline`, the deadline of the evaluation.
+    /// The deadline for reading the documents. While a pod is created, it is ¾ of the time that the
+    /// webhook waits for the evaluation, so that architectures are applied even if documents are
+    /// slow. Otherwise, and for `explain`, it is the deadline of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
         let started = deadline - self.evaluator.config.resolution.budget;
         let patience = self.evaluator.config.admission.patience();

@@ -22,8 +22,8 @@ struct KnownImage {
 }
 
 impl Selecting<'_> {
-    /// Chooses an entry for one container. If no entry fits, returns the reasons for the first
-    /// entries.
+    /// Chooses an entry for one container. If no entry fits, returns why the first entries do not
+    /// fit.
     pub(super) async fn choose<'d>(
         &self,
         pod: &Pod<'_>,
@@ -92,8 +92,8 @@ impl Selecting<'_> {
     }
 }
 
-/// The image of an entry: its tag in documents of ocifit-k8s. In documents of NFD: the document's
-/// subject, or `reference`, the name of the document, if there is no subject.
+/// The image of an entry. In documents of ocifit-k8s it is the entry's tag. In documents of NFD it
+/// is the document's subject; without a subject it is `reference`, the document's own reference.
 pub(super) fn image_of(
     document: &CompatibilityDocument,
     entry: &Compatibility,

@@ -1,4 +1,5 @@
-//! The choice for one container: among the nodes that its pod can land on, by a model or by rules.
+//! Chooses the image of one container, by a model or by rules, for the nodes that its pod can land
+//! on.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -24,10 +24,10 @@ use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 const MAX_FEATURES: usize = 64;
 /// Maximum number of features of one tenant. A feature counts for the tenant that asked first.
 const MAX_PER_TENANT: usize = 8;
-/// A feature that was not used for this time may be replaced by another feature. Each replacement
-/// reads all objects again: at most [`MAX_FEATURES`] times in this time.
+/// A feature that was not requested for this time may be replaced by another feature. This limits
+/// how often all objects are read again: at most [`MAX_FEATURES`] times within `IDLE`.
 const IDLE: Duration = Duration::from_mins(10);
-/// How long no further failure is logged after a failure.
+/// Minimum time between two logged failures.
 const LOG_INTERVAL: Duration = Duration::from_mins(10);
 /// The label that names the node of an object.
 const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
@@ -166,7 +166,7 @@ impl NodeFeatureIndex {
         }
     }
 
-    /// Returns whether the list is complete.
+    /// Applies an event of the watch. Returns whether the event completed the list.
     fn apply(
         &self,
         event: Event<NodeFeature>,

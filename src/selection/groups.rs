@@ -21,8 +21,8 @@ use super::{
     features::NodeFeatureIndex,
 };
 
-/// How long groups are used. The pods of a rollout are created at once, and a new node is seen
-/// after this time.
+/// Lifetime of cached groups: long enough for the pods of a rollout, which are created at once, and
+/// short enough that new nodes are soon seen.
 const TTL: Duration = Duration::from_secs(1);
 /// Maximum number of cached groupings: one for each set of labels that documents and pods name.
 const MAX_GROUPINGS: usize = 16;
@@ -53,7 +53,7 @@ struct Grouping {
 pub(super) struct AlikeNodes {
     /// The compared labels.
     pub labels: BTreeMap<String, String>,
-    /// Taints that keep pods away, without archaware's own taint.
+    /// All taints of the nodes, except archaware's own taint.
     pub taints: Vec<serde_json::Value>,
     /// `status.nodeInfo.architecture`.
     architecture: String,
@@ -64,8 +64,8 @@ pub(super) struct AlikeNodes {
 }
 
 impl AlikeNodes {
-    /// The view of the group for rules of compatibility documents.
-    /// `index`: its position among the groups.
+    /// The group in the form that rules of compatibility documents read. `index`: the position of
+    /// this group among all groups.
     pub(super) fn group(&self, index: usize) -> NodeGroup<'_> {
         NodeGroup {
             index,
@@ -87,7 +87,7 @@ pub(super) struct GroupBy<'a> {
     pub labels: &'a LabelKeys,
     /// These features of NFD, for nodes that have `NodeFeature` objects.
     pub features: &'a FeatureKeys,
-    /// archaware's own taint is ignored: pods get tolerations for it.
+    /// archaware's own taint, which is ignored because pods get tolerations for it.
     pub own_taint: &'a TaintKind,
     /// Reads the CPU variant of nodes.
     pub variants: &'a VariantPolicy,

@@ -1,5 +1,5 @@
-//! Image selection for one pod: reads the compatibility documents that it names, and chooses by the
-//! nodes that it can land on.
+//! Image selection for one pod: reads the compatibility documents that the pod names, and chooses
+//! images that fit nodes on which the pod can land.
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::timeout_at;
@@ -30,7 +30,7 @@ use super::{
 /// The images that were selected for a pod.
 #[derive(Clone, Debug, Default)]
 struct SelectedImages {
-    /// Images to replace, including images that stay because they are the best choice.
+    /// The chosen images, including those that the container already has.
     images: Vec<ImageChange>,
     /// The requirements of these images on nodes.
     nodes: SelectedNodes,
@@ -177,8 +177,8 @@ impl Selecting<'_> {
         selected
     }
 
-    /// Chooses for one container after the other, each among the nodes that fit the images chosen
-    /// before.
+    /// Chooses the images of one container after the other. Each choice considers only the nodes
+    /// that fit the images chosen before.
     async fn select(
         &self,
         pod: &Pod<'_>,

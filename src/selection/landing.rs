@@ -59,8 +59,8 @@ impl Selecting<'_> {
         self.parts.documents.parse(content.await?).await
     }
 
-    /// Waits until the nodes are known, and returns them in groups of nodes that are equal for the
-    /// documents and for the pod's author.
+    /// Waits until the nodes are known, and returns them in groups. Nodes of a group do not differ
+    /// for the documents, nor for the node selector and affinity of the pod.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl Selecting<'_> {
             variants: &self.evaluator.policy.variants,
         };
         if author.names_fields() {
-            // The author selects nodes by name, as pods of DaemonSets do.
+            // The pod selects nodes by name, as pods of DaemonSets do.
             return self.parts.nodes.groups_of(criteria, |node| {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 author.selects(node.view().labels, name)
@@ -140,8 +140,9 @@ impl Selecting<'_> {
         Ok(runs_on.map(|set| self.evaluator.policy.within_schedulable(set)))
     }
 
-    /// Whether nodes run an image for these architectures, and the pod's other images. Nodes of
-    /// unknown variant count as able, unless `unknown` is `Require`: as in the node affinity.
+    /// Whether the nodes of a group can run both an image for these architectures and the pod's
+    /// other images. As in node affinity, nodes of unknown variant count as able unless `unknown`
+    /// is `Require`.
     pub(super) fn can_run(
         &self,
         pod: &Pod<'_>,
@@ -182,7 +183,7 @@ impl Pod<'_> {
         let pod_tolerations = spec.tolerations.as_deref().unwrap_or_default();
         let demanded_tolerations = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
-        // A selection by name was applied to each node before.
+        // `group` has already applied a selection by name to each node.
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self.required.selects(&nodes.labels)
             && !taints.any(|taint| {

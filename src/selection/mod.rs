@@ -1,7 +1,7 @@
 //! Image selection by compatibility documents, which name images and the node features that the
 //! images need. [`ImageSelectionSource`] selects one of several images for a container.
-//! [`AttachedDocumentSource`] prefers nodes for an image that stays. Both are sources of demands:
-//! `evaluate` asks them through a trait, and does not depend on this module.
+//! [`AttachedDocumentSource`] prefers nodes for an image that is not replaced. `evaluate` calls
+//! both through the trait `DemandSource`, and does not depend on this module.
 
 mod alternatives;
 mod attached;
@@ -41,14 +41,14 @@ const MAX_PODS: usize = 16;
 /// namespace.
 const MAX_COMPUTATIONS: usize = 2;
 
-/// The parts that both sources share. Cheap to clone.
+/// Shared by [`ImageSelectionSource`] and [`AttachedDocumentSource`]. Cheap to clone.
 #[derive(Clone)]
 pub struct ImageSelector(Arc<Parts>);
 
 struct Parts {
     nodes: GroupedNodes,
     documents: Documents,
-    /// The pods whose documents are in memory, and the computations in progress.
+    /// Limits for pods whose documents are in memory, and for concurrent computations.
     pods: SharedPlaces,
     computations: SharedPlaces,
     /// Client of the server that applies models; `None` if none is configured.

@@ -1,5 +1,5 @@
-//! Client of the server that chooses among nodes by a model: ocifit-k8s' protocol. If the server
-//! fails, the rules of the document decide.
+//! Client of the server that chooses among nodes by a model. It uses the protocol of ocifit-k8s. If
+//! the server fails, the rules of the document decide.
 
 use std::{
     collections::BTreeMap,
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// A server that answers each request in this way, and the questions that it got.
+    /// A server that sends `answer` to each request. Returns its URL and the requests that it gets.
     async fn server(answer: &'static str) -> (String, Arc<parking_lot::Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/predict", listener.local_addr().unwrap());

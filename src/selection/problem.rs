@@ -16,13 +16,13 @@ pub(super) enum SelectionProblem {
     Invalid(String),
     /// No image fits a node that can take the pod.
     NoMatch(NoMatch),
-    /// No labels distinguish the nodes that fit from other nodes.
+    /// No node affinity of allowed size selects exactly the nodes that fit.
     NotSelectable {
         container: String,
         /// The image that fits some of the nodes.
         image: String,
     },
-    /// Only a model could choose, and it cannot.
+    /// The document has models but no rules, and no model could choose.
     Model {
         container: String,
         /// The reference of the document.

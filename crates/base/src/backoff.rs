@@ -22,7 +22,7 @@ impl Backoff {
 
     /// The delay after this many failures in a row, counted from 1.
     pub fn delay(self, failures: u32) -> Duration {
-        // 2^16 first delays are longer than any limit here.
+        // Avoids overflow. 2^16 times the first delay is longer than any limit here.
         let doublings = failures.saturating_sub(1).min(16);
         self.first.saturating_mul(1 << doublings).min(self.max)
     }

@@ -2,8 +2,8 @@
 //! the elements of an input, not on its bytes: a list of a hundred thousand small objects has one
 //! megabyte as JSON, and hundreds of megabytes as values.
 //!
-//! The limit works while the input is being parsed. Elements beyond it are skipped, so that one
-//! large object does not make the list unreadable that contains it.
+//! The limit works while the input is being parsed. Elements beyond the limit are skipped, so that
+//! a list stays readable if one of its objects is too large.
 
 use std::{cell::Cell, fmt};
 
@@ -19,7 +19,7 @@ use serde::{
 /// nothing; its name counts.
 #[derive(Debug)]
 pub struct Budget {
-    /// Elements and bytes at the beginning.
+    /// The initial budget: elements and bytes.
     whole: (usize, usize),
     elements: Cell<usize>,
     bytes: Cell<usize>,
@@ -37,7 +37,7 @@ impl Budget {
         }
     }
 
-    /// Whether the input has more than fits, so that its end is missing.
+    /// Whether the input exceeded the budget, so that parts of it are missing.
     pub fn is_exceeded(&self) -> bool {
         self.is_exceeded.get()
     }
@@ -341,7 +341,7 @@ mod tests {
         let text = json!({"list": list, "map": {"x": 1}, "last": "end"}).to_string();
         let (parsed, is_exceeded) = parse(&text, 11, usize::MAX);
         assert!(is_exceeded);
-        // Two fields, which are in the order of their names, and two for each element.
+        // 11: the fields `last` and `list` (sorted by name), then each object and its key.
         assert_eq!(parsed.list.len(), 5);
         assert_eq!((parsed.map, parsed.last.as_deref()), (None, Some("end")));
         let (parsed, is_exceeded) = parse(&text, usize::MAX, 100);

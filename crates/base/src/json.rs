@@ -1,4 +1,4 @@
-//! JSON objects from elsewhere.
+//! Parses JSON objects that other programs wrote.
 
 use std::{fmt, marker::PhantomData};
 

@@ -1,4 +1,4 @@
-//! What archaware's libraries share: small helpers that know neither platforms nor Kubernetes
+//! Small helpers that archaware's libraries share. They depend on neither platforms nor Kubernetes
 //! objects.
 
 #![warn(missing_docs)]

@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::in_use::{InUseCache, in_use_cache};
 
-/// Maximum number of lines that are kept. The least used lines are dropped, but no line in which a
+/// Maximum number of lines that are kept. The least used lines are dropped, except those in which a
 /// caller waits or is served.
 const MAX_LINES: usize = 4096;
 
@@ -30,7 +30,7 @@ pub struct Place {
 }
 
 impl Lines {
-    /// `places`: how many of the same name are served at once.
+    /// `places`: how many callers with the same name are served at once.
     pub fn new(places: usize) -> Self {
         Self {
             by_name: in_use_cache(MAX_LINES),
@@ -56,7 +56,7 @@ impl SharedPlaces {
         }
     }
 
-    /// Waits in the line of the tenant, and then in that of all. The caller bounds the time.
+    /// Waits for a place of the tenant, then for one of the total. The caller bounds the time.
     pub async fn enter(&self, tenant: &str) -> Place {
         Place {
             _tenant: self.tenants.enter(tenant).await,

@@ -19,7 +19,7 @@ pub fn hosts() -> Vec<String> {
         .collect()
 }
 
-/// The value of a variable, or of the same in lower case; empty means unset.
+/// The value of a variable, or else of the variable in lower case; empty means unset.
 fn variable(name: &str) -> Option<String> {
     let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     read(name).or_else(|| read(&name.to_ascii_lowercase()))
@@ -59,7 +59,7 @@ fn choose(server: &Uri, variable: impl Fn(&str) -> Option<String>) -> Option<Uri
         .all(proxy.as_str())
         .no(exceptions)
         .build();
-    // The matcher takes user and password out of the address, so the address itself is used.
+    // The address in the matcher's result lacks user and password, so `proxy` is returned instead.
     matcher.intercept(server).and_then(|_| with_scheme(&proxy))
 }
 

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 /// A poll that takes longer counts as long, and is logged.
 pub const LONG_POLL: Duration = Duration::from_millis(50);
-/// Shorter polls are not recorded, so that they cost nothing but the time.
+/// Shorter polls are not recorded, so that they cost no more than reading the clock.
 const RECORDED: Duration = Duration::from_millis(1);
 /// A long poll of the same task is logged at most this often.
 const LOG_PERIOD: Duration = Duration::from_mins(1);
@@ -25,7 +25,7 @@ struct RecordedPolls {
     logged: Option<Instant>,
 }
 
-/// How long the polls of the tasks of one name took.
+/// Poll times of all tasks with the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PollTimes {
     /// The longest poll since the process began.

@@ -1,6 +1,6 @@
-//! Text of other people in messages. Users, registries and servers write names and errors: a
-//! terminal takes some characters for commands, some turn the order of letters around (Unicode's
-//! bidirectional controls), and the text may be as long as its document.
+//! Makes text of users, registries and servers safe for messages. Such text can contain terminal
+//! commands or Unicode's bidirectional controls, which reorder letters, and it can be as long as
+//! the document that contains it.
 
 use std::fmt::Write;
 
@@ -46,8 +46,8 @@ pub fn brief_list<T: AsRef<str>>(
     text
 }
 
-/// The text for a document: as one line, and without characters that no document may have (U+FFFE
-/// and U+FFFF in XML 1.0, section 2.2; likewise in each other plane).
+/// The text as one line for a report. Replaces U+FFFE and U+FFFF, which XML 1.0 forbids (section
+/// 2.2), and the last two code points of every other plane.
 pub fn one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { shown(c) };
     text.chars().map(shown).collect()

@@ -7,12 +7,12 @@ use bytes::Bytes;
 
 use archaware_platform::Platform;
 
-/// A kind of artifact, which is named by itself or attached to an image.
+/// A kind of artifact, which has its own reference or is attached to an image.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct ArtifactKind {
     /// Its name in errors, for example `compatibility document`.
     pub name: &'static str,
-    /// Media types in groups. Of the layers of one group, the first is read.
+    /// Groups of media types. Of the layers whose types are in one group, only the first is read.
     pub layers: &'static [&'static [&'static str]],
     /// `artifactType` of artifacts that are attached to images.
     pub attached_type: &'static str,
@@ -28,7 +28,7 @@ pub struct ArtifactContent {
     /// The digest of the artifact, or of the index whose images have attached artifacts. Empty for
     /// an attached artifact.
     pub digest: String,
-    /// The digest of the image in `subject` of an artifact that is read by its own name.
+    /// The digest in the `subject` of the artifact, if it is read by its own reference.
     pub subject: Option<String>,
     /// The layers that were read.
     pub layers: Vec<ArtifactLayer>,

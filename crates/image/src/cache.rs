@@ -22,9 +22,9 @@ pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
 /// deduplicated.
 const MAX_INTERNED: usize = 4096;
 
-/// Number of artifacts, for the size of their cache.
+/// Estimated number of cached artifacts; sets the initial size of their cache.
 const ESTIMATED_ARTIFACTS: usize = 512;
-/// Maximum bytes of all artifacts. Those of a usual size have a few KiB.
+/// Maximum bytes of all artifacts. A typical artifact has a few KiB.
 const MAX_ARTIFACT_BYTES: u64 = 16 * 1024 * 1024;
 /// Cost of an entry beside its content, so that 16,384 images without attached artifacts fit.
 const MIN_ARTIFACT_BYTES: u64 = 1024;
@@ -148,8 +148,8 @@ impl Caches {
         is_valid.then_some(entry.content)
     }
 
-    /// Stores the artifacts attached to an image for a time, because another artifact may be
-    /// attached.
+    /// Stores the artifacts attached to an image. They expire after `ttl`, because another artifact
+    /// may be attached later.
     pub(crate) fn store_attached(&self, key: ArtifactKey<'_>, content: Attached, ttl: Duration) {
         let expires = Some(Instant::now() + ttl);
         let entry = ArtifactEntry { content, expires };
@@ -202,7 +202,7 @@ impl Caches {
         summary
     }
 
-    /// The digest of a tag that was seen most recently in one of `scopes`.
+    /// The most recently seen digest of a tag in any of `scopes`.
     pub(crate) fn tag(
         &self,
         reference: &str,
@@ -221,7 +221,7 @@ impl Caches {
         }
     }
 
-    /// Stores what a tag pointed at when it was `seen`, unless a newer entry exists.
+    /// Stores the digest that a tag had at the time `seen`, unless a newer entry exists.
     pub(crate) fn store_tag(
         &self,
         reference: &str,

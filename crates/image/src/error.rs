@@ -21,7 +21,7 @@ pub enum Reason {
     RateLimited,
     /// No connection, no answer in time, 5xx, a redirect loop, a truncated answer, not HTTP.
     Unavailable,
-    /// A document over 4 MiB, measured after decompression.
+    /// A document over 4 MiB after decompression, or an image or artifact over its limit.
     TooLarge,
     /// Not JSON, not a manifest, wrong digest or length, or ambiguous.
     Corrupt,
@@ -105,8 +105,8 @@ pub enum ImageError {
         source: Option<SharedError>,
     },
     /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row.
-    /// archaware sends no request for a while: to an overloaded host for this principal, to a
-    /// silent host for all principals.
+    /// archaware pauses requests to an overloaded host for this principal only, and to a silent
+    /// host for all principals.
     #[error("{host} is overloaded or does not answer; next request in {} s", retry_after.as_secs())]
     HostPaused {
         /// Host of the registry.
@@ -229,7 +229,7 @@ impl ImageError {
         }
     }
 
-    /// Whether the registry answered, with any status but 503 with `Retry-After`.
+    /// Whether the registry answered. A 503 with `Retry-After` does not count as an answer.
     pub(crate) fn is_answer(&self) -> bool {
         match self {
             Self::Unavailable { answered, .. } => *answered,
@@ -250,7 +250,7 @@ impl ImageError {
         archaware_base::error::chain(self)
     }
 
-    /// The message without times that change, for events: equal notes are one series.
+    /// The message without remaining time, for events: events with equal notes form one series.
     pub fn note(&self) -> String {
         let text = self.chain();
         let (note, _) = text.split_once("; next request in ").unwrap_or((&text, ""));

@@ -7,10 +7,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Maximum number of images that are being fetched for one tenant.
 const MAX_PER_TENANT: usize = 64;
-/// Maximum number of images that are being fetched, to bound memory. An image has one request at a
-/// time to a registry or token server; only artifacts of an index are read four at a time. The
-/// connection of a request has buffers of up to 400 KiB. Between its requests, an image holds
-/// documents of up to half a MiB.
+/// Maximum number of images that are being fetched, to bound memory. Each image holds up to half a
+/// MiB of documents, and buffers of up to 400 KiB for the connection of its request. An image has
+/// one request at a time to a registry or token server; only artifacts of an index are read four at
+/// a time.
 const MAX_TOTAL: usize = 128;
 
 /// The slots of all tenants.
@@ -28,8 +28,8 @@ pub(crate) struct FetchSlot<'a> {
 }
 
 impl FetchSlots {
-    /// `per_host` is the number of requests that a registry gets at once. Twice as many images keep
-    /// it busy.
+    /// `per_host` is the number of requests that a registry gets at once. Each tenant may fetch
+    /// twice as many images from it, to keep it busy.
     pub(crate) fn new(per_host: usize) -> Self {
         Self {
             total: Semaphore::new(MAX_TOTAL),
@@ -41,7 +41,7 @@ impl FetchSlots {
     /// Waits for three permits: of the tenant at this registry, of the tenant, and of the total.
     /// The caller sets a timeout.
     pub(crate) async fn enter(&self, tenant: &str, registry: &str) -> FetchSlot<'_> {
-        // Neither a namespace nor a registry contains a space.
+        // Unambiguous, because neither a namespace nor a registry contains a space.
         let pair = format!("{tenant} {registry}");
         FetchSlot {
             _registry: self.registries.enter(&pair).await,

@@ -14,8 +14,8 @@ pub const LATENCY_BUCKETS: [f64; 13] = [
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0,
 ];
 
-/// Registry hosts with a label value of their own; later hosts are counted as `other`, because
-/// users choose the names.
+/// Maximum number of registry hosts with their own label value. Later hosts are counted as `other`,
+/// because users can name any number of hosts.
 pub const MAX_HOSTS: usize = 32;
 
 /// Image resolutions by source and result, and their durations.

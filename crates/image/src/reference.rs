@@ -10,7 +10,7 @@ const DOCKER_HUB: &str = "docker.io";
 const MAX_PATH: usize = 255;
 const MAX_TAG: usize = 128;
 /// Limit of a host with its port, in bytes. A name in the DNS has at most 253 (RFC 1035, 2.3.4). Go
-/// has no limit here, but no longer name can be resolved.
+/// has no limit here, but a longer name cannot be resolved.
 const MAX_HOST: usize = 255;
 
 /// A normalised image reference: `registry/repository`, with a tag or a digest.
@@ -76,8 +76,8 @@ impl Reference {
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
             return Err(invalid("the repository must be lower-case"));
         }
-        // A first component with an underscore is not a domain name. Go parses the whole name as a
-        // path and accepts it, but containerd then uses the first component as host.
+        // `is_path_component`: Go accepts a first component that is no domain name (with an
+        // underscore) as a part of the path, but containerd then uses it as host.
         if registry.len() > MAX_HOST {
             return Err(invalid("the registry's host is longer than 255 characters"));
         }

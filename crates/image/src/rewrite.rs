@@ -14,7 +14,7 @@ pub struct Rewrite {
     /// Whole components of a normalised name: `docker.io`, `docker.io/library`.
     #[serde(deserialize_with = "without_slash")]
     pub prefix: String,
-    /// The components that replace them.
+    /// The components that replace the prefix.
     #[serde(deserialize_with = "without_slash")]
     pub replacement: String,
 }

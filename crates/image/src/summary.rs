@@ -1,5 +1,5 @@
-//! Reads image documents from a root document to the image's platforms. Follows an index into
-//! entries that do not name their platform, and a manifest into its config.
+//! Reads the documents of an image, beginning with the root, to find its platforms. Follows an
+//! index into entries that do not name their platform, and a manifest into its config.
 
 use std::{collections::HashSet, future::Future};
 
@@ -255,7 +255,7 @@ impl<F: Fetch> DocumentReader<'_, F> {
     }
 }
 
-/// Verifies the digest of all content, whatever its source.
+/// Verifies the size, if known, and the digest. Applies to all content, whatever its source.
 pub(crate) fn verify(
     kind: DocumentKind,
     digest: &Digest,

@@ -1,15 +1,15 @@
 //! Debug log events that show how an image is resolved: each request to a registry, a token server,
 //! a credential program and containerd, and each answer from a cache. `archaware inspect --trace`
-//! prints the same. They hold no secret: paths have no query, and of a credential only its kind is
-//! shown.
+//! prints the same events. They hold no secret: paths have no query, and credentials appear only as
+//! their kind.
 
 use std::{fmt::Display, time::Instant};
 
-/// Target of the events: part of the interface (docs/metrics.md), so it does not follow the names
-/// of crates.
+/// Target of the events. It is part of the interface (docs/metrics.md), so it stays the same when a
+/// crate is renamed.
 pub const TARGET: &str = "archaware::image::trace";
 
-/// Who is asked.
+/// The receiver of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Peer {
@@ -48,7 +48,7 @@ pub(crate) struct Call<'a> {
 /// No credential was sent.
 pub(crate) const NO_CREDENTIAL: &str = "none";
 
-/// Whether events are wanted, so that their parts need not be formatted otherwise.
+/// Whether events are enabled. If not, callers need not format the parts of an event.
 pub(crate) fn is_enabled() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }

@@ -93,8 +93,9 @@ impl WeightedTerm {
     }
 }
 
-/// Requires one of these architectures. The API server accepts no `In` without values; every node
-/// has the label, so that `DoesNotExist` matches none.
+/// Requires one of these architectures. Without architectures it uses `DoesNotExist`, because the
+/// API server rejects `In` without values. Every node has the label, so `DoesNotExist` matches no
+/// node.
 pub fn on_architecture<'a>(
     architectures: impl IntoIterator<Item = &'a Architecture>,
 ) -> Requirement {

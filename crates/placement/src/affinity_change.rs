@@ -50,8 +50,8 @@ pub struct AffinityChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {
-    /// The architectures. An empty set selects no node: an image has no architecture for the OS of
-    /// the pod. Unused beside `alternatives`.
+    /// The architectures. An empty set selects no node; it is used if an image has no architecture
+    /// for the OS of the pod. Ignored if there are `alternatives`.
     #[serde(deserialize_with = "recorded::set")]
     pub architectures: BTreeSet<Architecture>,
     /// More sets that are required as well. No architecture is in all sets, so autoscalers see that
@@ -82,7 +82,8 @@ pub struct Preference {
     pub weight: u8,
 }
 
-/// Reads architectures of a record. An image may name one that the configuration refuses.
+/// Reads the architectures of a record. Accepts unknown names, which the configuration refuses,
+/// because an image may contain them.
 mod recorded {
     use serde::{Deserializer, de::Error};
 
@@ -166,7 +167,7 @@ impl Preference {
     }
 }
 
-/// What a pod's images, and the configuration, ask of its nodes.
+/// The requirements of a pod's images and of the configuration on the pod's nodes.
 #[derive(Clone, Debug)]
 pub struct AffinityDemand<'a> {
     /// Sets of architectures; the architecture of the node has to be in each set. No sets: nothing
@@ -209,8 +210,8 @@ pub fn decide(
     }
 }
 
-/// The terms that the pod lacks. Omits terms that name only the architecture, if the node selector
-/// names one, or the author prefers one.
+/// The preferred terms that the pod lacks. Omits terms that name only the architecture if the node
+/// selector names an architecture, or if the author prefers one.
 fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<WeightedTerm> {
     let author_terms = author.affinity.map(Affinity::preferred_terms);
     let author_terms = author_terms.unwrap_or_default();
@@ -246,7 +247,8 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
     let architectures = RequiredArchitectures::compute(wanted, author, is_single);
-    // Each term would be repeated for each alternative.
+    // Each term is repeated for each alternative, so a pod with many terms gets only one
+    // alternative.
     let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
     if wanted.nodes.is_every() {
         return architectures?.require(terms);
@@ -295,7 +297,8 @@ struct RequiredArchitectures {
 }
 
 impl RequiredArchitectures {
-    /// `None` if nothing is required, or the author's node selector requires it already.
+    /// `None` if nothing is required, or if the author's node selector already selects only
+    /// sufficient architectures.
     fn compute(
         wanted: &AffinityDemand<'_>,
         author: AuthorNodes<'_>,

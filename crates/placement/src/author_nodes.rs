@@ -1,5 +1,5 @@
 //! The architectures that a pod's author selects, by node selector or required node affinity.
-//! archaware narrows that choice, never widens it, and tells when nothing is left.
+//! archaware only narrows that choice, and reports if no architecture is left.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ impl<'a> AuthorNodes<'a> {
         self.selected(architectures).is_empty()
     }
 
-    /// Those of `architectures` that are selected.
+    /// The subset of `architectures` that the author selects.
     pub(super) fn selected(&self, architectures: &Architectures) -> Architectures {
         // Terms are `ORed`; a pod without terms may run anywhere.
         let terms = self.terms();
@@ -69,8 +69,8 @@ impl<'a> AuthorNodes<'a> {
     }
 
     /// Whether `admits` accepts every architecture that the author selects: then the pod is meant
-    /// to run there, whatever its images are. The argument `None` stands for all architectures, if
-    /// the author does not list them.
+    /// to run there, whatever its images are. If the author does not list them, `admits` gets
+    /// `None`, which stands for all architectures.
     pub fn is_admitted(&self, admits: impl Fn(Option<&str>) -> bool) -> bool {
         // The node selector and the terms are `ANDed`, the terms `ORed`.
         if let Some(name) = self.by_node_selector().next() {
@@ -90,7 +90,8 @@ impl<'a> AuthorNodes<'a> {
         self.by_node_selector().next().is_some() && self.by_node_selector().all(is_one)
     }
 
-    /// Whether a preferred architecture would have an effect, and the author does not prefer any.
+    /// Whether the author prefers no architecture, and a preferred architecture would have an
+    /// effect.
     pub(super) fn is_open_to_preferences(&self) -> bool {
         let preferred = self
             .affinity
@@ -116,8 +117,8 @@ impl<'a> AuthorNodes<'a> {
             || terms.any(|term| architectures_of(term).next().is_some())
     }
 
-    /// The nodes that the node selector and one of the terms select. Fields are left out, so that
-    /// more nodes are in it.
+    /// The nodes that the node selector and one of the terms select. Ignores `matchFields`, so the
+    /// set may contain more nodes.
     pub(super) fn nodes(&self) -> NodeSet {
         let selector = self.node_selector.iter();
         let selector =
@@ -165,7 +166,7 @@ fn allows(term: &NodeSelectorTerm, architecture: &str) -> bool {
             Operator::In => named,
             Operator::NotIn => !named,
             Operator::DoesNotExist => false,
-            // No architecture is a number.
+            // `Gt` and `Lt` are not evaluated, because no architecture is a number.
             Operator::Exists | Operator::Gt | Operator::Lt | Operator::Unknown(_) => true,
         }
     })
@@ -178,7 +179,7 @@ fn named(term: &NodeSelectorTerm) -> Option<Vec<&str>> {
     Some(values.filter(|value| allows(term, value)).collect())
 }
 
-/// Whether a term allows no architecture but these.
+/// Whether a term allows only architectures of this set; `false` if it lists none.
 pub(super) fn is_within(term: &NodeSelectorTerm, architectures: &Architectures) -> bool {
     let is_one = |value: &&str| architectures.contains(value);
     named(term).is_some_and(|named| named.iter().all(is_one))

@@ -18,9 +18,9 @@ use super::{Taint, taint::text, variants::architecture_of};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfiguredKeys {
-    /// Of taints (`taint.key`), and of the tolerations for them.
+    /// The keys of taints (`taint.key`), and of the tolerations for these taints.
     pub taints: BTreeSet<String>,
-    /// Of further tolerations (`tolerations`).
+    /// The keys of additional tolerations (`tolerations`).
     pub tolerations: BTreeSet<String>,
 }
 

@@ -24,10 +24,11 @@ use super::{
 pub struct OwnedTolerations {
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
-    /// The images of the decision. While they stay the same, archaware keeps the decision if they
-    /// cannot be resolved, and keeps a standing decision of the failure policy in any case, because
-    /// each change of the template causes a rollout. A provisional decision of the failure policy
-    /// is only narrowed.
+    /// The images of the decision. Each change of the template causes a rollout. So while the
+    /// images stay the same, archaware:
+    /// - keeps a decision of the images if it can no longer resolve them;
+    /// - always keeps a standing decision of the failure policy;
+    /// - only narrows a provisional decision of the failure policy.
     #[serde(default)]
     pub images: BTreeSet<String>,
     /// Whether the failure policy decided, and its decision stands until the images change.
@@ -37,7 +38,8 @@ pub struct OwnedTolerations {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_by_policy: bool,
-    /// Whether the failure policy decided until the images are known.
+    /// Whether the failure policy made a provisional decision, which holds until the images are
+    /// known.
     #[serde(
         rename = "untilKnown",
         default,
@@ -61,7 +63,8 @@ pub struct TemplateChange {
 }
 
 impl TemplateChange {
-    /// Whether the template changes, which causes a rollout; otherwise only the annotation does.
+    /// Whether tolerations of the template change, which causes a rollout. Otherwise only the
+    /// annotation changes.
     pub fn rolls(&self) -> bool {
         !(self.remove.is_empty() && self.add.is_empty())
     }
@@ -171,8 +174,8 @@ pub fn decide_template(
         .map(|(_, toleration)| toleration.clone())
         .collect();
     let required = policy.missing_tolerations(decision, os, &[]);
-    // A required toleration stays even if the author tolerates the taint too by now: its removal
-    // would be one more rollout.
+    // An owned toleration that is still required stays even if the author now tolerates the taint
+    // too, because its removal would cause a rollout.
     let (kept, dropped): (Vec<_>, Vec<_>) = own
         .into_iter()
         .partition(|(_, toleration)| required.contains(toleration));
@@ -192,7 +195,7 @@ pub fn decide_template(
             decision: Some(decision.annotation()),
         }
     };
-    // A change of the annotation alone causes no rollout.
+    // A difference in only the annotation is corrected too, because that causes no rollout.
     let same = remove.is_empty() && add.is_empty() && after == *record;
     let record = (after != OwnedTolerations::default()).then_some(after);
     (!same).then_some(TemplateChange {
@@ -202,8 +205,8 @@ pub fn decide_template(
     })
 }
 
-/// The change that `archaware clean` makes: removes owned tolerations (their indexes, in ascending
-/// order) and the annotation.
+/// The change that `archaware clean` makes: removes the owned tolerations and the annotation.
+/// `owned`: the indexes of these tolerations, in ascending order.
 pub fn clean(owned: &[usize]) -> TemplateChange {
     TemplateChange {
         remove: owned.iter().rev().copied().collect(),

@@ -18,7 +18,7 @@ pub enum Decision {
 pub enum DecidedBy {
     /// The images, or annotations.
     Images,
-    /// The failure policy; the images may change it once they are known.
+    /// The failure policy; the images may change the decision once they are known.
     Policy,
     /// The failure policy, until the images change.
     StandingPolicy,

@@ -1,5 +1,5 @@
-//! Demands of features on the nodes of a pod. All features express themselves in this form, and
-//! only [`PlacementPolicy::change`] turns demands into tolerations and node affinity.
+//! The demands of archaware's features on the nodes of a pod. All features state their demands in
+//! this form. Only [`PlacementPolicy::change`] turns demands into tolerations and node affinity.
 //!
 //! [`PlacementPolicy::change`]: super::PlacementPolicy::change
 
@@ -59,15 +59,15 @@ pub struct Demand {
     pub prefer: Vec<WeightedTerm>,
     /// Tolerations, in the API's form.
     pub tolerate: Vec<Value>,
-    /// The runtime class that the pod gets. Only on its creation.
+    /// The runtime class that the pod gets. It can be set only on creation of the pod.
     pub class: Option<String>,
-    /// Images to replace, including images that stay because they are the best.
+    /// The selected images, including those that stay unchanged because they are the best choice.
     pub images: Vec<ImageChange>,
     /// A sentence for `explain`.
     pub note: Option<String>,
 }
 
-/// The image of a container that was replaced.
+/// The image that was selected for a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageChange {
     /// The name of the container.
@@ -93,7 +93,7 @@ impl Demand {
     }
 }
 
-/// The demands on the nodes of one pod, in the order in which their sources were asked.
+/// The demands on the nodes of one pod, in the order in which they were added.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demands(Vec<Demand>);
 
@@ -128,15 +128,16 @@ impl Demands {
     }
 
     /// The nodes that all demands allow. [`NodeSet::and`] keeps only the first combinations of
-    /// terms, so emulation comes after rules and image selection: then all emulating nodes stay.
+    /// terms. Emulation therefore comes after rules and image selection: the first combinations
+    /// then contain all terms of emulation.
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());
         sets.fold(NodeSet::every(), |shared, set| shared.and(set))
     }
 
-    /// The nodes to prefer. `by_policy`: the failure policy decides, because not all images are
-    /// known.
+    /// The nodes to prefer. Nodes that hold the images are preferred only with `by_policy`: the
+    /// failure policy decides, because not all images are known.
     pub fn preferred(&self, by_policy: bool) -> Vec<WeightedTerm> {
         let counts = |demand: &&Demand| by_policy || demand.source != Source::ImageLocality;
         let demands = self.iter().filter(counts);
@@ -145,7 +146,7 @@ impl Demands {
             .collect()
     }
 
-    /// The tolerations of all of them.
+    /// The tolerations of all demands.
     pub fn tolerations(&self) -> impl Iterator<Item = &Value> {
         self.iter().flat_map(|demand| &demand.tolerate)
     }

@@ -1,4 +1,4 @@
-//! Nodes that emulate other architectures (QEMU in `binfmt_misc`), and say so by a label.
+//! Nodes that emulate other architectures (QEMU in `binfmt_misc`) and have a label for that.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,7 @@ impl Emulator {
 }
 
 impl Emulation {
-    /// The architectures of all of these nodes.
+    /// The architectures of the native and the emulating nodes.
     pub fn architectures(&self) -> Architectures {
         let emulating = self.emulators.iter();
         let emulating = emulating.map(|emulator| (emulator.architecture.clone(), Variants::ANY));
@@ -68,8 +68,9 @@ impl Emulation {
         Architectures::from_variants(native.chain(emulating))
     }
 
-    /// Whether the author selects emulating nodes, and besides them only native nodes. Then
-    /// tolerations suffice, without node affinity, which cannot be added to every existing pod.
+    /// Whether the author selects emulating nodes, and apart from these only native nodes. Then
+    /// tolerations suffice. Otherwise the pod needs node affinity, which cannot be added to every
+    /// existing pod.
     pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
         let is_native = |requirement: &Requirement| {
             let mut values = requirement.values.iter();

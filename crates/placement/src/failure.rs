@@ -107,7 +107,7 @@ pub fn next_step(
         .iter()
         .filter_map(|failure| failure.retry(history.failures))
         .min();
-    // The action applies at its time even when a retry cannot succeed.
+    // The action applies after `config.after` even if no retry can succeed.
     let until_due = (!due).then(|| config.after.saturating_sub(history.failing_for));
     FailureStep {
         decision,

@@ -1,5 +1,6 @@
-//! Nodes that hold images whose platforms are unknown (`status.images`): evidence of last resort,
-//! because a node may have pulled an image that it cannot run. So such nodes are only preferred.
+//! Nodes that hold images whose platforms are unknown (`status.images`). This is weak evidence,
+//! because a node may have pulled an image that it cannot run. So archaware only prefers such
+//! nodes.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use super::{
 
 /// Weight of the nodes that hold the images, the highest that the API allows.
 const HOST_WEIGHT: u8 = 100;
-/// Weight of other nodes of an architecture that is likely.
+/// Weight of other nodes whose architecture is likely to run the images.
 const ARCHITECTURE_WEIGHT: u8 = 50;
 
 /// Maximum number of nodes that a pod's affinity names one by one, where no other label selects
@@ -27,8 +28,8 @@ pub struct ImageLocality {
     pub images: Vec<String>,
     /// The nodes that hold all of them.
     pub nodes: HoldingNodes,
-    /// The architectures of the copies on archaware's own node, which no registry confirmed; `None`
-    /// without copies.
+    /// The architectures of the image copies on archaware's own node. No registry confirmed them.
+    /// `None` without copies.
     pub copies: Option<Architectures>,
 }
 
@@ -37,7 +38,7 @@ pub struct ImageLocality {
 pub struct HoldingNodes {
     /// How many there are.
     pub count: usize,
-    /// Their host names, unless they are too many to be named one by one.
+    /// The host names of the nodes; empty if there are more than [`MAX_HOSTS`].
     pub hosts: Vec<String>,
     /// The architectures of the nodes.
     pub architectures: Architectures,
@@ -128,7 +129,7 @@ mod tests {
                 "100 kubernetes.io/hostname in (a, b); 50 kubernetes.io/arch in (amd64, arm64); 50 kubernetes.io/arch in (amd64)",
                 "2 nodes (amd64, arm64) hold app:1; archaware's own node holds copies of app:1 for amd64",
             ),
-            // Too many to be named, and the same twice.
+            // Too many hosts to name, and copies for the same architectures.
             (
                 &[],
                 65,

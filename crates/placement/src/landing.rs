@@ -28,12 +28,12 @@ pub struct LandingPod<'a> {
     pub demands: &'a Demands,
     /// The architectures that its images share; `None` if no image limits it.
     pub architectures: Option<&'a Architectures>,
-    /// What archaware adds to its required node affinity: one of these has to select the node.
-    /// Empty: nothing.
+    /// Terms that archaware adds to its required node affinity; at least one has to select the
+    /// node. Empty if archaware adds no terms.
     pub added: &'a [NodeSelectorTerm],
 }
 
-/// A node, as far as it matters.
+/// The parts of a node that decide whether a pod can land on it.
 #[derive(Clone, Copy, Debug)]
 pub struct LandingNode<'a> {
     /// Name of the node.
@@ -70,11 +70,11 @@ pub enum Obstacle {
         /// Whether it has the key and effect of archaware's taint.
         is_own: bool,
     },
-    /// The node lacks this label of its node selector: `key=value`.
+    /// The node lacks this label of the pod's node selector: `key=value`.
     NodeSelector(String),
     /// Its required node affinity does not select the node.
     NodeAffinity,
-    /// The scheduler would place it there, and its images do not run there.
+    /// The scheduler would place the pod on the node, but its images do not run there.
     Architecture,
     /// A demand excludes the node.
     Demand(Source),

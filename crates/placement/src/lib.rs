@@ -75,8 +75,8 @@ pub mod annotation {
     /// On pods: prefix of an annotation name that ends with the name of a container. The value is
     /// the reference of the compatibility document that selects the image of this container.
     pub const SELECT_IMAGE: &str = "archaware.dev/select-image.";
-    /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an
-    /// image.
+    /// Prefix of the label and annotations of ocifit-k8s that request the selection of an image for
+    /// a pod.
     pub const OCIFIT_PREFIX: &str = "oci.image.compatibilities.selection/";
     /// Common prefix of archaware's labels and annotations.
     pub const PREFIX: &str = "archaware.dev/";

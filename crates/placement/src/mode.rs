@@ -104,8 +104,8 @@ pub fn has_own_handling(pod: &Annotations) -> bool {
     mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
 }
 
-/// How a pod or template is handled, by its annotations, those of its namespace, and the default
-/// mode; and where that is set.
+/// How a pod or template is handled, and where that is set: in its annotations, in those of its
+/// namespace, or by the default mode.
 pub fn handling(
     pod: &Annotations,
     namespace: &Annotations,

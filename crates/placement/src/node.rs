@@ -69,7 +69,7 @@ pub enum Ownership {
 /// A problem to report about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaintProblem {
-    /// A taint with the same key and effect, which archaware does not own, has another value.
+    /// A taint that archaware does not own has the same key and effect, but another value.
     Conflict {
         /// The taint that archaware would set.
         wanted: Taint,
@@ -78,12 +78,12 @@ pub enum TaintProblem {
     },
     /// The node reports no valid architecture.
     UnknownArchitecture,
-    /// The recorded taint is there, but its key is not one that archaware is known to have been
-    /// configured with.
+    /// The node has the recorded taint, but the key of this taint is not in [`ConfiguredKeys`].
     UnknownKey(Taint),
 }
 
-/// The taint that archaware owns according to the node's annotations, which a kubelet can write.
+/// The taint that archaware owns according to the node's annotations. This is no proof: a kubelet
+/// can write the annotations.
 pub fn recorded(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
 }
@@ -155,7 +155,8 @@ pub fn decide(
     keys: &ConfiguredKeys,
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
     if let Some(taint) = of_unknown_key(node, keys) {
-        // Without the record archaware could no longer recognise the taint as possibly its own.
+        // The record stays: without it archaware could no longer recognise the taint as possibly
+        // its own.
         return (None, Some(TaintProblem::UnknownKey(taint)));
     }
     let wanted = policy
@@ -176,8 +177,8 @@ pub fn decide(
     decide_taint(node, kind.taint(value), keys)
 }
 
-/// The change when no taint is wanted: removes an owned taint, by key and effect, and the
-/// annotation.
+/// The change when no taint is wanted: removes the annotation and the owned taint, which is found
+/// by key and effect.
 fn untaint(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let own = owned(node, keys);
@@ -201,7 +202,8 @@ fn decide_taint(
         .is_some_and(|taint| taint.kind == wanted.kind)
         && (find_taint(node.taints, &wanted.kind).is_none()
             || removable(node, wanted.kind.clone(), keys).is_some());
-    // After a change of the configured key or effect, the owned taint moves.
+    // After a change of the configured key or effect, the taint with the old key and effect is
+    // removed.
     let leftover = owned_taint
         .as_ref()
         .filter(|taint| taint.kind != wanted.kind);
@@ -245,7 +247,8 @@ fn decide_taint(
         // Another owner's taint is not changed, and archaware's claim to it is removed.
         Some((_, value)) => {
             let ownership = annotated.then_some(Ownership::Nothing);
-            // A node pool that declares the taint cannot know the variant.
+            // A node pool that declares the taint cannot know the variant, so a value without
+            // variant is no conflict.
             let is_plain = architecture_of(&wanted.value)
                 .is_some_and(|architecture| architecture.as_str() == value);
             let agrees = value == wanted.value || is_plain;
@@ -263,8 +266,8 @@ fn decide_taint(
     ((change != NodeChange::default()).then_some(change), problem)
 }
 
-/// The recorded taint, if the node has it and only its key is unknown: an earlier configuration may
-/// have had this key.
+/// The recorded taint, if the node has it and its value names an architecture, but its key is
+/// unknown. An earlier configuration may have had this key.
 pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     let recorded = recorded(node.annotations)?;
     if keys.taints.contains(&recorded.kind.key) {
@@ -275,8 +278,8 @@ pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Tain
     possible.then_some(recorded)
 }
 
-/// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly,
-/// and the annotation.
+/// The change that `archaware clean` makes: removes the annotation, and the taint if it equals the
+/// recorded taint exactly.
 pub fn clean(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let exact = owned(node, keys).and_then(|own| {

@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, fmt};
 
 use super::requirement::Requirement;
 
-/// Maximum number of terms of a set: a pod gets a term for each, and each of its own terms is
-/// repeated for each.
+/// Maximum number of terms of a set. A pod gets one node selector term for each term of the set. If
+/// its author wrote terms, each of them is repeated for each term of the set.
 pub const MAX_TERMS: usize = 16;
 
-/// The nodes that satisfy at least one of its terms. A node satisfies a term if it satisfies all of
-/// its requirements, so that every node satisfies an empty term. A set without terms selects no
+/// The nodes that satisfy at least one term of the set. A node satisfies a term if it satisfies all
+/// requirements of the term, so every node satisfies an empty term. A set without terms selects no
 /// node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSet {
@@ -17,7 +17,7 @@ pub struct NodeSet {
 }
 
 /// Why two sets share no node: two requirements on the same label, of which at most one can hold.
-/// They are of the first terms of both sets.
+/// One is in the first term of one set, the other in the first term of the other set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Disjoint {
     one: String,
@@ -130,8 +130,8 @@ impl NodeSet {
         self
     }
 
-    /// Why no node can be in both sets; `None` if some node may be, or if a set selects no node
-    /// anyway.
+    /// Why no node can be in both sets. `None` if a node may be in both, or if one of the sets
+    /// selects no node anyway.
     pub fn disjoint(&self, other: &Self) -> Option<Disjoint> {
         let pairs = self
             .terms

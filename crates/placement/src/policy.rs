@@ -1,4 +1,4 @@
-//! Decides from the platforms of its images where a pod may run.
+//! Decides where a pod may run, based on the platforms of its images.
 
 pub mod change;
 mod runs;
@@ -79,7 +79,7 @@ pub enum Tainted {
     /// Every one.
     #[default]
     All,
-    /// These; none if it is empty.
+    /// Only these architectures; an empty set means none.
     Only(BTreeSet<Architecture>),
 }
 
@@ -125,8 +125,8 @@ impl PlacementPolicy {
         emulated.reduce(|shared, set| shared.and(&set))
     }
 
-    /// The node architectures that can run all of these images. Images that name no platform do not
-    /// limit it; `None` if no image names one.
+    /// The node architectures that can run all of these images; `None` if no image limits its pod
+    /// ([`Self::of_image`]).
     pub fn shared_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
@@ -197,7 +197,8 @@ impl PlacementPolicy {
         Architectures::from_variants(native.chain(emulators))
     }
 
-    /// The first runtime class by name that runs images which share no architecture.
+    /// The first runtime class, by name, that runs all of these images. Meant for images that share
+    /// no architecture without a class.
     pub fn class_for<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet> + Clone,
@@ -291,8 +292,8 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// Whether the author of a pod selects none of these architectures, and the pod does not
-    /// tolerate the taints of all architectures that the author selects: an autoscaler would create
+    /// Whether the author of a pod selects none of these architectures, and the taint of at least
+    /// one architecture that the author selects keeps the pod away. An autoscaler would then create
     /// nodes that the pod cannot use, again and again.
     pub fn is_excluded(
         &self,
@@ -321,7 +322,7 @@ impl PlacementPolicy {
         author.excludes_all(architectures) && !author.is_admitted(admits)
     }
 
-    /// Sets of node architectures that share nothing: what single images allow, and `schedulable`.
+    /// Sets of node architectures that share nothing: the sets of single images, and `schedulable`.
     pub fn disjoint(
         &self,
         images: impl IntoIterator<Item = ImageArchitectures>,
@@ -331,8 +332,8 @@ impl PlacementPolicy {
         let images = images
             .into_iter()
             .map(|image| self.widen(&image.without_variants()));
-        // Sets that are made up would make the pod too large. Without them the rest may share
-        // something.
+        // Fake sets would make the pod too large, so they are left out. The remaining sets may then
+        // share an architecture.
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
         let mut shared: Option<Architectures> = None;
         let mut sets: Vec<_> = images.chain(schedulable).collect();

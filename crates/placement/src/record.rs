@@ -1,9 +1,11 @@
 //! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their
-//! size, and how the additions of a pod come off again.
+//! size, and how the additions to a pod are removed.
 //!
-//! archaware decides about a pod without these additions. The API server calls the webhook again
-//! after other webhooks changed the pod (`reinvocationPolicy: IfNeeded`), and with an injected
-//! sidecar it may run on fewer architectures. And people copy the YAML of pods.
+//! archaware removes its earlier additions before it decides about a pod, for two reasons:
+//! - The API server calls the webhook again after other webhooks changed the pod
+//!   (`reinvocationPolicy: IfNeeded`). With an injected sidecar the pod may run on fewer
+//!   architectures.
+//! - People copy the YAML of pods, including the additions.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +18,12 @@ use super::{
     demand::ImageChange, removal::remove_each,
 };
 
-/// Version of the format. A record of another version records nothing: its fields may mean
-/// something else.
+/// Version of the format. A record of another version is ignored, because its fields may have
+/// another meaning.
 const VERSION: u32 = 1;
-/// Maximum bytes of a record: a template of 256 containers with the longest names of images has
-/// less. A longer record is neither written nor parsed: everybody who may write a pod may write its
-/// annotations.
+/// Maximum bytes of a record. The record of a template with 256 containers and the longest image
+/// names is shorter. A longer record is not written, and not parsed either, because everybody who
+/// may write a pod may write its annotations.
 pub const MAX_SIZE: usize = 128 * 1024;
 /// Maximum number of list elements and object entries in a record. Many small objects would need
 /// more memory than their text.
@@ -54,14 +56,15 @@ pub(super) fn format<T: Serialize>(content: &T) -> Option<String> {
     text.filter(|text| text.len() <= MAX_SIZE)
 }
 
-/// What the annotation of a pod says that archaware added.
+/// The additions to a pod that its annotation records; empty if the annotation cannot be read.
 pub fn read(annotations: &BTreeMap<String, String>) -> PodChange {
     let text = annotations.get(annotation::ADDED).map(String::as_str);
     let change = parse(text).filter(is_possible);
     change.unwrap_or_default()
 }
 
-/// Whether its lists are no longer than those of the pods that archaware handles.
+/// Whether each of its lists has at most [`MAX_LIST`] elements, like the lists of the pods that
+/// archaware handles.
 fn is_possible(change: &PodChange) -> bool {
     let lists = [
         change.tolerations.len(),
@@ -78,14 +81,14 @@ pub fn of_change(change: &PodChange) -> Option<String> {
     (!change.is_empty()).then(|| format(change)).flatten()
 }
 
-/// Shortens a change that is too long for its record: removes first its preferences, then
-/// alternatives, because each alternative suffices alone.
+/// Shortens a change that is too long for its record: first removes its preferred terms, then
+/// alternatives. A pod can run with each single alternative.
 #[must_use]
 pub fn fitting(mut change: PodChange) -> PodChange {
     let is_too_long = |change: &PodChange| !change.is_empty() && of_change(change).is_none();
     let required = change.affinity.require.as_ref();
     let has_alternatives = required.is_some_and(|required| !required.alternatives.is_empty());
-    // Nothing else is that long.
+    // Only these lists can be too long for a record.
     let may_be_long = has_alternatives || !change.affinity.prefer_terms.is_empty();
     if !may_be_long || !is_too_long(&change) {
         return change;
@@ -264,7 +267,8 @@ mod tests {
     }
 
     proptest! {
-        /// A foreign record removes only what it names, and nothing twice.
+        /// A forged record removes only the tolerations that it names, and no term's last
+        /// requirement.
         #[test]
         fn any_record_removes_only_what_it_names(
             own in prop::collection::vec(requirement(), 0..6),
@@ -295,7 +299,7 @@ mod tests {
                 let required = node.and_then(|node| node.required.clone());
                 required.map(|required| required.node_selector_terms).unwrap_or_default()
             };
-            // No term loses its last requirement: it would select no node, or all.
+            // No term loses its last requirement, because an empty term selects no node.
             let (before, after) = (required_terms(&before), required_terms(&affinity));
             prop_assert!(after.len() <= before.len());
             let is_empty = |term: &affinity::NodeSelectorTerm| term.match_expressions.is_empty();
@@ -353,7 +357,8 @@ mod tests {
             let added = read(&[(annotation::ADDED.to_owned(), text)].into());
             let found = undo(&added, Some(&mut tolerations), Some(&mut affinity));
             let _ = found.is_complete(&added);
-            // A debug build on a shared machine; it took a minute where each index was searched.
+            // The limit is generous, for a debug build on a shared machine. A search for each index
+            // took a minute.
             let elapsed = started.elapsed();
             assert!(
                 elapsed < std::time::Duration::from_millis(500),
@@ -449,7 +454,7 @@ mod tests {
             image("best", "a", "a"),
         ];
         assert_eq!(undone, expected);
-        // A request of ocifit-k8s names images.
+        // A request in the form of ocifit-k8s names images, so it applies to every container.
         let label = "oci.image.compatibilities.selection/image-ref".to_owned();
         let by_image = undo_images(
             &recorded,

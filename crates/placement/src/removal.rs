@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-/// Removes each of the `added` elements once, because the author may have written the same one. Of
-/// equal elements the last ones are removed. Returns their indexes in descending order, so that
-/// each index also applies after the removals before it.
+/// Removes each of the `added` elements once, because the author may have written an equal element.
+/// Of several equal elements it removes the last. Returns the indexes of the removed elements in
+/// descending order, so that each index is still right after the removals before it.
 ///
-/// Counts the added elements in a map instead of searching each, because a forged record may name
-/// an element a thousand times.
+/// Counts the added elements in a map instead of searching the list for each of them, because a
+/// forged record may name an element a thousand times.
 pub(super) fn remove_each<T: Hash + Eq>(
     list: &mut Vec<T>,
     added: impl IntoIterator<Item = T>,

@@ -34,8 +34,8 @@ pub enum Operator {
     Gt,
     /// The label is an integer below the value.
     Lt,
-    /// An operator that the API server rejects. A webhook is called before this validation, and
-    /// archaware keeps the text that the author wrote.
+    /// An operator that the API server rejects, but only after it has called webhooks. archaware
+    /// keeps the text that the author wrote.
     #[serde(untagged)]
     Unknown(String),
 }

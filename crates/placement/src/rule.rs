@@ -1,4 +1,4 @@
-//! Rules from pods to nodes (`rules` of the configuration): pods that a rule selects get node
+//! Rules for the nodes of pods (`rules` of the configuration): pods that a rule selects get node
 //! affinity and tolerations, whatever their images are.
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub struct AppliedRules {
 pub struct LeftOutRule {
     /// Name of the rule.
     pub name: String,
-    /// The part of the pod that the rule contradicts.
+    /// The part of the pod, or of earlier rules, that the rule contradicts.
     pub contradicts: Contradicted,
 }
 
@@ -94,7 +94,7 @@ pub struct RuledPod<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// The labels of its namespace.
     pub namespace_labels: &'a BTreeMap<String, String>,
-    /// What selects its nodes.
+    /// The node selector and affinity that the author of the pod wrote.
     pub author: AuthorNodes<'a>,
     /// Its runtime class.
     pub runtime_class: Option<&'a str>,
@@ -150,7 +150,7 @@ impl PodRule {
         self.pods.matches(pod.labels) && self.namespaces.matches(pod.namespace_labels)
     }
 
-    /// The part of the pod that the rule contradicts, if any.
+    /// The part of the pod, or of earlier rules, that the rule contradicts, if any.
     fn contradicts(
         &self,
         required: &NodeSet,

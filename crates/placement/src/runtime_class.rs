@@ -1,5 +1,5 @@
-//! Runtime classes (`spec.runtimeClassName`): their handlers run images that the CPU of a node does
-//! not, like WebAssembly modules, or programs for another architecture by emulation.
+//! Runtime classes (`spec.runtimeClassName`): their handlers run images that the CPU of a node
+//! cannot run. These are WebAssembly modules or, by emulation, programs for another architecture.
 
 use std::collections::BTreeMap;
 
@@ -45,8 +45,8 @@ pub enum RunBy {
     /// The handler of the class runs the image on every node. Nodes of these architectures need no
     /// emulation for the image.
     Handler(ImageArchitectures),
-    /// The image is a WebAssembly module, and the configuration does not state what the pod's class
-    /// runs, or names no class for WebAssembly.
+    /// The image is a WebAssembly module. Either the configuration does not contain the pod's
+    /// class, or the pod has no class and the configuration names no class for WebAssembly.
     Unknown,
 }
 

@@ -100,7 +100,8 @@ impl TaintKind {
     }
 }
 
-/// Compares key and effect as `Toleration.ToleratesTaint` does: empty matches every one.
+/// Compares key and effect as `Toleration.ToleratesTaint` does: an empty field of the toleration
+/// matches every value.
 fn names(toleration: &Value, key: &str, effect: &str) -> bool {
     let matches = |field: &str, value: &str| {
         let named = text(toleration, field);

@@ -46,7 +46,8 @@ pub fn covers(existing: &Value, new: &Value) -> bool {
         && match text(existing, "operator") {
             "Exists" => true,
             "" | "Equal" => is_equal(new) && same("value"),
-            // The numeric operators.
+            // The numeric operators (`Gt`, `Lt`) are not interpreted: only an equal toleration is
+            // covered.
             _ => existing == new,
         }
 }

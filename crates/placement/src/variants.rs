@@ -1,5 +1,5 @@
-//! Nodes of a variant that suffices: what node labels say about the variant of a node's CPU, and
-//! which node affinity selects the variants that an image needs.
+//! CPU variants of nodes: which variant the labels of a node state or prove, and which node
+//! affinity selects nodes whose variant suffices for an image.
 
 mod proof;
 
@@ -110,9 +110,9 @@ impl VariantPolicy {
         self.variant_by_labels(&architecture, node.labels)
     }
 
-    /// The value of a node's taint. A variant that labels only prove is used with `require` only:
-    /// otherwise pods may run on nodes of unknown variant, and the variant may be higher than
-    /// proven.
+    /// The value of a node's taint. A variant that is proven, but not stated by the variant label,
+    /// is used only with `require`. Otherwise pods may run on nodes of unknown variant, and the
+    /// real variant may be higher than the proven variant.
     pub(super) fn taint_value(
         &self,
         architecture: &Architecture,
@@ -130,8 +130,8 @@ impl VariantPolicy {
     }
 
     /// The set with only those variants that are considered. With `prefer`, and without variants in
-    /// taints, an architecture is not limited if nodes of unknown variant suffice: most images have
-    /// an entry `arm/v7`, and hardly any cluster has nodes below it.
+    /// taints, an architecture is not limited if its presumed variant suffices: most images have an
+    /// entry `arm/v7`, the presumed variant of arm, and hardly any cluster has lower nodes.
     pub(super) fn considered(&self, set: Architectures) -> Architectures {
         let considers_presumed = self.taints || self.unknown == UnknownVariants::Require;
         match self.unknown {
@@ -169,9 +169,9 @@ impl VariantPolicy {
             .collect()
     }
 
-    /// Alternative requirements for nodes; empty if the architectures suffice. `is_single`: only
-    /// one list of requirements can be added. If one list cannot select all sufficient nodes, nodes
-    /// of unknown variant stay possible.
+    /// Alternative lists of requirements for nodes; empty if no variant is required. `is_single`:
+    /// only one list can be added. If one list cannot select all sufficient nodes, nodes of unknown
+    /// variant stay possible.
     pub(super) fn required(&self, set: &Architectures, is_single: bool) -> Vec<Vec<Requirement>> {
         if set.iter().all(|(_, variants)| variants.is_any()) {
             return Vec::new();
@@ -222,8 +222,8 @@ impl VariantPolicy {
         requirements
     }
 
-    /// Requirements for nodes with a sufficient variant, whether their labels prove it or it is
-    /// presumed because they have no such labels.
+    /// Alternative lists of requirements for nodes whose variant suffices. Labels state or prove
+    /// the variant, or it is presumed because the node has no such labels.
     fn known_to_suffice(&self, set: &Architectures) -> Vec<Vec<Requirement>> {
         let (presumed, not_presumed): (Vec<_>, Vec<_>) = set
             .iter()

@@ -46,7 +46,7 @@ impl Architectures {
         self.0.len()
     }
 
-    /// Whether nodes of this architecture are in it, of some variant.
+    /// Whether the set contains this architecture, with any variants.
     pub fn contains(&self, name: &str) -> bool {
         self.0
             .keys()
@@ -114,7 +114,7 @@ impl ImageArchitectures {
         self.0.is_empty()
     }
 
-    /// Whether it is built for this architecture, of some variant.
+    /// Whether the image is built for this architecture, with any variants.
     pub fn contains(&self, name: &str) -> bool {
         self.0.contains(name)
     }
@@ -178,7 +178,7 @@ fn parse_entry(text: &str) -> Result<(Architecture, Variants), UnknownName> {
         Some("") => return Err(unknown()),
         Some(_) => {
             let normalised = platform.variant();
-            // The lowest variant is normalised to none, and so is text that cannot be a name.
+            // Normalisation makes the lowest variant empty, and also text that cannot be a name.
             let lowest = ["v1", "v8", "8", "v8.0", "8.0"];
             let is_lowest = normalised.is_empty()
                 && lowest.contains(&&*variant.unwrap_or_default().to_ascii_lowercase());

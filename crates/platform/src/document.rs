@@ -114,14 +114,14 @@ pub struct Manifest {
 pub struct Artifact {
     /// Its layers. An index has none.
     pub layers: Vec<Descriptor>,
-    /// The images of an index that say their platform, by the digests of their manifests, which are
-    /// not validated.
+    /// The images of an index whose entries name a platform: platform and digest. The digests are
+    /// as written, not validated.
     pub images: Vec<(Platform, String)>,
     /// The manifest that this document is attached to.
     pub subject: Option<Descriptor>,
 }
 
-/// The artifacts attached to a manifest: an index, whose entries name their type.
+/// The artifacts attached to a manifest, from an index whose entries have an `artifactType`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Referrers(pub Vec<Referrer>);
 
@@ -132,7 +132,7 @@ pub struct Referrer {
     pub manifest: Descriptor,
     /// The `artifactType`.
     pub artifact_type: String,
-    /// The time of its creation, if it is annotated (`org.opencontainers.image.created`, RFC 3339).
+    /// The annotation `org.opencontainers.image.created` (RFC 3339); empty when absent.
     pub created: String,
 }
 
@@ -197,8 +197,8 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
-    /// Skips entries that are not images: attestations, unknown platforms, entries without a
-    /// digest.
+    /// Adds an entry. Skips attestations, unknown platforms, and entries without a complete
+    /// platform that have no digest or are not a manifest or index.
     fn add(&mut self, raw: RawDescriptor) {
         let platform = raw.platform.as_ref();
         if raw.is_attestation() || platform.is_some_and(RawPlatform::is_unknown) {
@@ -316,7 +316,7 @@ impl ImageConfig {
     }
 }
 
-/// Entries that are no descriptors are skipped.
+/// A list that is read up to [`MAX_ENTRIES`] entries. Malformed entries are skipped.
 #[derive(Deserialize)]
 struct RawList<'a>(#[serde(borrow)] Vec<&'a RawValue>);
 

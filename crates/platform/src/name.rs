@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// Names in nearly every image. Static strings keep a cache of many images small.
+/// Nearly all images have only these names. Static strings keep a cache of many images small.
 const COMMON: &[&str] = &[
     "linux", "windows", "darwin", "freebsd", "amd64", "arm64", "arm", "386", "ppc64le", "s390x",
     "riscv64", "loong64", "mips64le", "mips64", "mipsle", "mips", "ppc64", "wasm", "wasip1", "v5",

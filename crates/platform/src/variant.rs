@@ -13,7 +13,8 @@ pub struct Variants(u32);
 /// The variants of one architecture.
 struct Family {
     architecture: &'static str,
-    /// From the lowest to the highest; a variant runs at most those before it.
+    /// From the lowest to the highest. A node runs images of its own variant, and of some or all
+    /// variants before it.
     names: &'static [&'static str],
     /// The presumed variant of nodes whose variant is unknown: the one that the architecture's name
     /// means without variant (v1 of amd64, v7 of arm).
@@ -60,7 +61,7 @@ impl Family {
         FAMILIES.iter().find(|family| family.architecture == name)
     }
 
-    /// The whole list.
+    /// The bits of all variants in the list.
     fn all_variants(&self) -> u32 {
         (1 << self.names.len()) - 1
     }
@@ -116,13 +117,13 @@ impl Variants {
         self == Self::ANY
     }
 
-    /// What suffices for both.
+    /// The variants that suffice for both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What suffices for one of both.
+    /// The variants that suffice for at least one of the two.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)

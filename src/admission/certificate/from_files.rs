@@ -20,8 +20,8 @@ use super::{
 /// How often the files are read. The kubelet updates mounted Secrets once a minute.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much later the replica that publishes the authority may see changed files: kubelets update
-/// mounted Secrets once a minute.
+/// How long to wait for the replica that publishes the authority. It may see changed files later
+/// than this replica, because each kubelet updates mounted Secrets once a minute.
 const PUBLISH_DELAY: Duration = Duration::from_mins(2);
 
 /// Reads certificate, key and optionally the authority from files.
@@ -96,8 +96,8 @@ impl FromFiles {
                 *old = Some(new.into());
                 changed
             });
-            // The authority must be published before a certificate that it signed is served. The
-            // replica that publishes the authority may see the changed files later than this one.
+            // The authority must be published before its certificate is served. The replica that
+            // publishes the authority may see the changed files later than this replica.
             if changed {
                 *since = Instant::now();
             }

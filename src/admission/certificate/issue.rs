@@ -1,5 +1,5 @@
-//! Issues certificates. Each has its own authority whose key is discarded at once, so no further
-//! certificate that the API server would trust can be issued.
+//! Issues certificates. Each has its own authority whose key is discarded at once, so nobody can
+//! issue another certificate that the API server trusts.
 
 use std::time::{Duration, SystemTime};
 

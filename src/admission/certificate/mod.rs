@@ -74,7 +74,7 @@ impl std::fmt::Debug for KeyPairPem {
 impl CertResolver {
     /// Waits until there is a certificate.
     pub(super) async fn wait_until_available(&self) {
-        // The sender lives as long as `self`.
+        // This cannot fail: the sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 
@@ -101,7 +101,7 @@ impl ResolvesServerCert for CertResolver {
 }
 
 impl KeyPairPem {
-    /// Parses it for rustls. Fails if certificate and key do not match.
+    /// Parses the certificate and the key for rustls. Fails if they do not match.
     fn load(&self) -> Result<CertifiedKey, CertificateError> {
         let chain: Result<Vec<_>, _> =
             CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
@@ -129,7 +129,7 @@ impl KeyPairPem {
             .any(|authority| Some(&authority.tbs_certificate.subject) == issuer.as_ref())
     }
 
-    /// Whether it is valid for all of these names.
+    /// Whether the certificate is valid for all of these names.
     fn is_for(&self, names: &[String]) -> bool {
         let Ok(der) = CertificateDer::from_pem_slice(self.certificate.as_bytes()) else {
             return false;

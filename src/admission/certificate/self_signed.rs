@@ -1,9 +1,9 @@
 //! Serves a certificate that archaware issues, from a Secret that all replicas share.
 //!
-//! Each certificate has its own authority. A new one is issued after two thirds of the old one's
-//! lifetime. First its authority is stored in the Secret and published in the `caBundle`. When all
-//! API servers know it, the certificate replaces the old one. So the API server trusts whichever of
-//! the two a replica serves.
+//! Each certificate has its own authority. A new certificate is issued after two thirds of the old
+//! certificate's lifetime. First the new authority is stored in the Secret and published in the
+//! `caBundle`. When all API servers know this authority, the new certificate replaces the old one.
+//! So the API server trusts both certificates while some replicas still serve the old one.
 
 use std::{
     sync::Arc,
@@ -75,8 +75,8 @@ impl SelfSigned {
         (self.lifetime / 60).clamp(Duration::from_secs(1), Duration::from_secs(15))
     }
 
-    /// How long an authority is published before its certificate is served. API servers learn it
-    /// much faster.
+    /// How long an authority is published before its certificate is served. API servers read the
+    /// published `caBundle` in much less time.
     fn grace(&self) -> Duration {
         (self.lifetime / 20).clamp(Duration::from_secs(2), Duration::from_mins(1))
     }
@@ -96,7 +96,7 @@ impl SelfSigned {
                     conflicts = 0;
                     changed
                 }
-                // Another replica wrote first: its Secret is read now.
+                // Another replica wrote the Secret first: read it now.
                 Err(SelfSignedError::Secret(ApiError::Conflict(_)))
                     if conflicts < MAX_CONFLICTS =>
                 {
@@ -140,7 +140,7 @@ impl SelfSigned {
         };
         let stored = StoredCertificates::parse(&secret);
         let leads = *self.leadership.borrow();
-        // Only the leader's clock decides whether it has expired.
+        // Only the leader's clock decides whether the certificate has expired.
         let is_good = |stored: &StoredCertificates| {
             stored.is_usable() || (!leads && stored.current.load().is_ok())
         };
@@ -153,8 +153,8 @@ impl SelfSigned {
             );
             return Ok(true);
         };
-        // The authorities are sent first: the `caBundle` is written as soon as there is a
-        // certificate.
+        // The authorities are sent before the certificate is activated, because the `caBundle` is
+        // written as soon as there is a certificate.
         self.authorities.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&*stored.authorities);
             *old = Some((*stored.authorities).into());

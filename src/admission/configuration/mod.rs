@@ -36,7 +36,8 @@ use super::{
     webhook::ANSWER_TIME,
 };
 
-/// The only configuration that archaware reads. The authorizer compares this with `resourceNames`.
+/// Selects the only object that archaware reads. The authorizer compares this field selector with
+/// `resourceNames`.
 const FIELDS: &str = "metadata.name=archaware";
 /// How often the configuration is checked if its watch reports no change.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
@@ -61,8 +62,8 @@ pub(super) struct ConfigurationReconciler {
     pub(super) metrics: AdmissionMetrics,
 }
 
-/// State between attempts: logged conditions, so that they are not logged again; refusals and the
-/// last write, which decide the pauses.
+/// State between attempts. Logged conditions are kept so that each is logged once. Refusals and the
+/// last write decide the pauses.
 #[derive(Default)]
 struct Maintenance {
     failing: RepeatedError,
@@ -171,7 +172,7 @@ impl ConfigurationReconciler {
             });
         };
         // The Secret stores all authorities that archaware issued. Earlier authorities from files
-        // survive a restart only in the published `caBundle`, so the two are merged.
+        // survive a restart only in the published `caBundle`, so the new authority is added to it.
         let from_files = !admission.certificates.certificate.as_os_str().is_empty();
         let authorities = match authorities {
             Some(new) if from_files => Some(merged(&new, &found)),
@@ -218,7 +219,7 @@ impl ConfigurationReconciler {
 }
 
 impl Maintenance {
-    /// The pause after a failed attempt. What a policy or a role refuses is tried again with
+    /// The pause after a failed attempt. A change that a policy or a role refuses is retried with
     /// growing pauses.
     fn pause_after(&mut self, error: &ApiError) -> Duration {
         if !error.is_refusal() {
@@ -229,7 +230,7 @@ impl Maintenance {
         error.retry(self.refusals).unwrap_or(REFUSED_INTERVAL)
     }
 
-    /// Warns once of what the administrator has to change.
+    /// Warns once about each problem that the administrator has to solve.
     fn warn(&mut self, done: &Reconciled, budget: Duration) {
         let Reconciled {
             exists,
@@ -266,8 +267,8 @@ impl Maintenance {
     }
 }
 
-/// With an authority from a file, the published authorities stay until they expire, because a
-/// replica may still serve a certificate that they signed.
+/// Adds an authority from a file to the published authorities. These stay until they expire,
+/// because a replica may still serve one of their certificates.
 fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     let webhook = found
         .webhooks
@@ -314,7 +315,7 @@ pub async fn warn_if_registered(api: ApiClient) {
             "admission.enabled is false, but the MutatingWebhookConfiguration {NAME} exists: for each new pod, the API server \
              calls a webhook that nothing serves. Run kubectl delete mutatingwebhookconfiguration {NAME}"
         ),
-        // An installation without the webhook does not need the permission.
+        // Not a warning: an installation without the webhook does not need the permission.
         Err(error) => tracing::debug!(%error, "cannot look for a webhook configuration"),
     }
 }

@@ -135,11 +135,12 @@ pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
     seconds.map(Duration::from_secs).min()
 }
 
-/// The webhooks to write, if a required webhook is missing or wrong. Optional webhooks that exist
-/// are kept correct, too, because the API server calls them. Everything else stays: webhooks of
-/// other names, time limits, selectors and conditions of other writers (managed clusters exclude
-/// their own namespaces), and a `caBundle` that archaware does not maintain. Conditions and
-/// selectors of archaware's other versions and configurations are removed.
+/// The webhooks to write; `None` if nothing has to change. Required webhooks that are missing are
+/// added. Existing webhooks of archaware are corrected even if they are not required, because the
+/// API server calls them. Conditions and selectors of archaware's other versions and configurations
+/// are removed. Everything else stays: webhooks of other names, time limits, selectors and
+/// conditions of other writers (managed clusters exclude their own namespaces), and a `caBundle`
+/// that archaware does not maintain.
 pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<Value>> {
     let mut webhooks = existing.to_vec();
     for Desired {
@@ -198,8 +199,8 @@ fn complete(webhook: &mut Value, needed: Value) {
     }
 }
 
-/// The required items plus the items of other writers, without items that other versions of
-/// archaware required; `None` if that equals the found list.
+/// The required items plus the items of other writers; `None` if the found list has exactly these
+/// items. Items that other versions of archaware required are dropped.
 fn merged(
     found: &[Value],
     needed: &[Value],
@@ -352,7 +353,7 @@ mod tests {
             .iter()
             .map(|item| text(item, "name"))
             .collect();
-        // The condition named `unbound` has another expression, so it belongs to another writer.
+        // The expression of `unbound` is not archaware's, so another writer owns the condition.
         let expected = ["archaware.dev/no-mirror", "unbound", "other.example/mine"];
         assert_eq!(left, expected);
         assert!(!list(&corrected[0], "/namespaceSelector/matchExpressions").contains(&enabled));

@@ -57,8 +57,8 @@ impl Session {
         self.report(format!("Secret {name}"), removed);
     }
 
-    /// Removes the Lease, and reports that if the Lease existed before this command. A Lease that
-    /// has a holder by now stays, and so does a Lease that the next run needs.
+    /// Removes the Lease, unless it has a holder again or the next run needs it. Reports the
+    /// removal only if the Lease existed before this command.
     pub(super) async fn remove_lease(&mut self, was_there: bool) {
         if self.is_record_left {
             return;

@@ -21,14 +21,16 @@ use crate::{
 
 use super::{CleanCommand, Installation};
 
-/// How long controllers may take to stop after a `clean` in one of their pods.
+/// How long a `clean` in one of archaware's pods keeps the Lease after its end, so that all
+/// controllers can stop.
 const END_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long to wait for a controller to stop; longer than [`END_TIMEOUT`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(90);
 /// How long to wait for a holder that does not renew; a Lease expires after 15 s.
 const EXPIRY_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Acquires the Lease; `None` if a running controller holds it, which would restore everything.
+/// Acquires the Lease; `None` if a running controller holds it, because that controller would
+/// restore the removed objects.
 pub(super) async fn acquire(
     clean: CleanCommand,
     api: &ApiClient,
@@ -55,7 +57,8 @@ pub(super) async fn acquire(
     let found = api.find::<Lease>(&name).await;
     let found = found.with_context(|| format!("cannot read Lease {name}"))?;
     let identity = lease::identity("clean");
-    // In a pod of the Deployment, clean is of no use without stopping it.
+    // In a pod of the Deployment, clean always stops the Deployment: otherwise its replicas would
+    // restore everything.
     let stops_own_pod = installation.is_inside && can_stop(api, &name).await?;
     let patience = if stops_own_pod {
         let taken = lease::take(api, namespace, &identity, LEASE_DURATION).await;
@@ -110,8 +113,8 @@ pub(super) async fn acquire(
     bail!("cannot acquire the Lease {name}; the warnings above say why")
 }
 
-/// Whether there is a Deployment to stop with this process. An error without the permission to
-/// stop it: a dry run checks that before anything is removed.
+/// Whether there is a Deployment to stop. Fails without the permission to scale the Deployment: a
+/// server-side dry run checks the permission before anything is removed.
 async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool> {
     let allowed = match api.find::<Deployment>(name).await {
         Ok(None) => return Ok(false),
@@ -132,7 +135,7 @@ async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool
 
 fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
     let namespace = lease.namespace.as_deref().unwrap_or_default();
-    // Inside, the command is left out, because it would also end this pod.
+    // In archaware's own namespace, the kubectl command is left out: it would also end this pod.
     let scale = if is_inside {
         String::new()
     } else {
@@ -149,8 +152,7 @@ fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
 pub(super) struct CleanLease {
     pub(super) leadership: Leadership,
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
-    /// Whether it existed before. A Lease that was only created by this command is removed without
-    /// a message.
+    /// Whether the Lease existed before this command. If not, it is removed without a message.
     pub(super) was_there: bool,
     /// Whether this process ends with the controllers.
     pub(super) stops_own_pod: bool,
@@ -172,7 +174,7 @@ impl CleanLease {
         self.held.is_some()
     }
 
-    /// Ends when another process holds the Lease.
+    /// Returns when this process has lost the Lease; never if it did not acquire one.
     pub(super) async fn lost(&self) {
         let mut leading = self.leadership.leading.clone();
         if leading.wait_for(|leading| !*leading).await.is_err() || self.held.is_none() {
@@ -187,7 +189,7 @@ impl CleanLease {
         }
     }
 
-    /// Keeps it beyond the end of this process, until the other replicas have ended too.
+    /// Keeps the Lease beyond the end of this process, until the other replicas have ended too.
     pub(super) async fn keep(self, api: &ApiClient, namespace: &str) -> Result<(), ApiError> {
         if let Some((elector, _)) = self.held {
             elector.abort();

@@ -31,8 +31,8 @@ pub(super) fn has_record<K: Resource>(object: &K, name: &str) -> bool {
 }
 
 impl Session {
-    /// Reports an object that stays unchanged, because the key that its record names belongs to no
-    /// known configuration.
+    /// Reports an object that stays unchanged, because archaware does not know the key in the
+    /// object's record.
     fn unknown<K: Resource<DynamicType = ()>>(&mut self, object: &K, what: &str) {
         let (kind, name) = (K::kind(&()).to_string(), NamespacedName::of_object(object));
         self.remaining.push(format!(
@@ -142,8 +142,8 @@ impl Session {
         self.for_each_object(found, what, act).await
     }
 
-    /// Evicts pods, whose controllers recreate them: Kubernetes forbids removing tolerations from a
-    /// pod.
+    /// Evicts pods, so that their controllers recreate them without archaware's tolerations:
+    /// Kubernetes forbids removing tolerations from a pod.
     pub(super) async fn evict_pods(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api

@@ -23,7 +23,7 @@ const CLEAN: CleanCommand = CleanCommand {
     recreate_pods: false,
 };
 
-/// A cluster with one of everything that archaware leaves.
+/// A cluster with archaware's own objects, and with a node, a DaemonSet and a pod that it changed.
 fn cluster() -> ScriptedApi {
     let api = ScriptedApi::default();
     let labels = json!({ "app.kubernetes.io/name": "archaware", "app.kubernetes.io/managed-by": "archaware" });
@@ -170,8 +170,8 @@ async fn a_dry_run_changes_nothing() {
     assert_eq!(changes(&api), Vec::<String>::new());
 }
 
-/// What follows from each answer to the first patch of a node: whether the node is clean at the
-/// end, and the exit status.
+/// For each list of answers to the patches of a node: whether the node is clean at the end, and the
+/// exit status.
 #[tokio::test(start_paused = true)]
 async fn every_answer_to_a_patch() {
     let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
@@ -224,7 +224,7 @@ async fn every_answer_to_a_patch() {
     }
 }
 
-/// No call may hang: a list without an answer ends the command, and the Lease is released.
+/// If a list call gets no answer, the command ends in time and releases the Lease.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_hangs_ends_in_time() {
     for list in ["/api/v1/pods", "/api/v1/nodes", "/apis/apps/v1/daemonsets"] {
@@ -239,7 +239,7 @@ async fn a_list_that_hangs_ends_in_time() {
     }
 }
 
-/// A running controller would restore everything.
+/// `clean` refuses while a controller runs, because the controller would restore everything.
 #[tokio::test(start_paused = true)]
 async fn a_running_controller_is_in_the_way() {
     let api = cluster();
@@ -263,8 +263,8 @@ async fn a_running_controller_is_in_the_way() {
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
 }
 
-/// From one of archaware's own pods: the Lease is taken over, and the Deployment, and so this pod,
-/// stops at the end.
+/// In one of archaware's own pods, `clean` takes the Lease over and stops the Deployment last,
+/// because that ends its own pod.
 #[tokio::test(start_paused = true)]
 async fn it_stops_its_own_pod_last() {
     let api = cluster();
@@ -382,7 +382,7 @@ async fn what_comes_back_remains() {
 }
 
 /// `clean` reports a webhook configuration that is created while it works, also if none existed
-/// before. It reports a webhook configuration that it could not remove only once.
+/// before. If it cannot remove the webhook configuration, it reports that only once.
 #[tokio::test(start_paused = true)]
 async fn the_registration_is_looked_for_again() {
     let registered = cluster().get(WEBHOOK).unwrap();

@@ -18,7 +18,8 @@ use super::{Session, installation::registration, objects::has_record};
 
 const CAME_BACK: &str = "came back: archaware runs again or in another namespace; name that with --namespace, or run clean --stop-controller";
 
-/// The replicas of archaware's Deployment; `None` if there is none, or if it may not be read.
+/// `spec.replicas` of archaware's Deployment; `None` if the Deployment does not exist or may not be
+/// read.
 async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>, ApiError> {
     match api.find::<Deployment>(name).await {
         Ok(found) => Ok(found.map(|found| found.spec.replicas.unwrap_or(1))),
@@ -49,8 +50,8 @@ impl Session {
         Ok(())
     }
 
-    /// A Deployment that has replicas restores everything as soon as they run, also if another user
-    /// scaled it up meanwhile.
+    /// Reports the Deployment if it has replicas: as soon as they run, they restore everything.
+    /// Another user may have scaled it up meanwhile.
     pub(super) async fn find_replicas(&mut self) -> anyhow::Result<()> {
         let name = NamespacedName::new(&self.namespace, NAME);
         let found = replicas(&self.api, &name).await?.unwrap_or_default();
@@ -62,7 +63,7 @@ impl Session {
         Ok(())
     }
 
-    /// Objects that carry this record again, except those where clean failed.
+    /// Reports objects that carry this record again, except objects that `clean` could not change.
     async fn find_records<K>(&mut self, record: &'static str, what: &str) -> Result<(), ApiError>
     where
         K: ApiObject + Clone + serde::de::DeserializeOwned + Send + 'static,

@@ -26,7 +26,7 @@ pub(super) struct Target {
     pub(super) name: NamespacedName,
     /// The template of its pods.
     template: PodTemplate,
-    /// The DaemonSet, if it is one.
+    /// The object, if it is a DaemonSet.
     daemon_set: Option<DaemonSet>,
     /// The pod that is explained instead of its template.
     pub(super) pod: Option<ExistingPod>,
@@ -80,8 +80,8 @@ impl Target {
         }
     }
 
-    /// One target for each controller of pods that wait or fail. It explains the
-    /// [`most_interesting`] pod, and counts all of these pods.
+    /// Groups pods that wait or fail by controller. The target of a group explains its
+    /// [`most_interesting`] pod, and counts its pods.
     pub(super) fn of_troubled(pods: Vec<ExistingPod>) -> Vec<Self> {
         let mut by_controller: BTreeMap<String, Vec<ExistingPod>> = BTreeMap::new();
         for pod in pods {
@@ -172,8 +172,8 @@ impl Target {
     }
 }
 
-/// Whether a pod waits, or one of its containers does not run. A pod that has failed counts only if
-/// its node cannot run its program: archaware knows nothing about other failures.
+/// Whether a pod waits, or one of its containers does not run. A failed pod counts only if its
+/// failure points to a wrong architecture, because archaware cannot explain other failures.
 pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
     let died = || pod.phase() == "Failed" && !find(&pod.pod, None, |_| false).is_empty();
     pod.is_pending()
@@ -182,7 +182,8 @@ pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
 }
 
 /// The oldest pod of the first group that has one: pending pods, pods with a container that does
-/// not run, other pods in scope, failed pods, all others. Pods with a deletion timestamp do not count.
+/// not run, other pods in scope, failed pods, all others. Pods with a deletion timestamp do not
+/// count.
 fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     let rank = |pod: &&ExistingPod| match pod.phase() {
         _ if pod.is_pending() => 0,

@@ -16,7 +16,7 @@ pub(super) struct PlannedNode<'a> {
     pub(super) node: &'a Node,
     change: Option<NodeChange>,
     problem: Option<TaintProblem>,
-    /// archaware's taint on the node: existing, or planned.
+    /// archaware's taint on the node after the planned change.
     pub(super) taint: Option<Taint>,
 }
 

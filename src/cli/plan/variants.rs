@@ -22,7 +22,8 @@ impl<'a> Variants<'a> {
         Self(counts)
     }
 
-    /// `None` if every variant suffices.
+    /// The numbers of sufficient, unknown and insufficient nodes as text; `None` if every variant
+    /// suffices.
     pub(super) fn describe(&self, set: &Architectures) -> Option<String> {
         if set.iter().all(|(_, variants)| variants.is_any()) {
             return None;

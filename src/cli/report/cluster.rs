@@ -33,8 +33,8 @@ const TEMPLATES: [&str; 7] = [
     "CronJob",
     "Job",
 ];
-/// How far owners are followed: a pod, its `ReplicaSet`, its Deployment, and an operator's object
-/// or two.
+/// Maximum length of a chain of owners. A usual chain is a pod, its `ReplicaSet`, its Deployment,
+/// and one or two objects of an operator.
 const MAX_OWNERS: usize = 8;
 
 /// The workloads of a cluster.
@@ -84,7 +84,7 @@ impl Head {
     fn controller(self) -> Option<Owner> {
         let mut owners = self.metadata.owner_references.into_iter();
         let owner = owners.find(|owner| owner.controller)?;
-        // The kubelet owns the mirror pods of its static pods.
+        // The owner of a static pod's mirror pod is its Node, which is not a workload.
         (owner.kind != "Node").then_some(Owner {
             kind: owner.kind,
             name: owner.name,
@@ -325,8 +325,8 @@ mod tests {
         json!({"replicas": 1, "template": {"spec": {"containers": [{"image": image}]}}})
     }
 
-    /// Pods belong to their top owner, whatever its kind is; what a rollout left behind does not
-    /// count.
+    /// Pods belong to their top owner, whatever its kind is. Old `ReplicaSet`s and ended Jobs do
+    /// not count.
     #[test]
     fn pods_belong_to_their_top_owner() {
         let mut old = object(
@@ -367,7 +367,7 @@ mod tests {
             pod("web-1-b", Some(("ReplicaSet", "web-1")), "app:1"),
             pod("canary-1-a", Some(("ReplicaSet", "canary-1")), "app:2"),
             pod("metrics-0", Some(("StatefulSet", "metrics")), "prometheus"),
-            // It is still being terminated.
+            // A pod of an old ReplicaSet that is still terminating.
             pod("web-0-a", Some(("ReplicaSet", "web-0")), "old"),
             pod("static", Some(("Node", "node")), "etcd"),
             pod("alone", None, "tool"),

@@ -51,9 +51,8 @@ fn line(fields: &[String]) -> String {
 /// A spreadsheet reads a cell that begins with one of these as a formula, also in full-width form.
 const FORMULA: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
-/// Escapes a field. In many locales a spreadsheet separates cells at semicolons; then our quotes
-/// stand in the middle of its cells and protect nothing. So each part between semicolons may become
-/// a cell of its own.
+/// Escapes a field. In many locales a spreadsheet separates cells at semicolons, and ignores quotes
+/// in the middle of a cell. So each part between semicolons is guarded like a cell of its own.
 fn escape(field: &str) -> String {
     let field = one_line(field);
     let parts = field.split(';').map(|part| {

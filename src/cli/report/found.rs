@@ -91,7 +91,7 @@ impl FoundWorkload {
         }
     }
 
-    /// An image in the place of a workload.
+    /// A workload that stands for a single image (`--images`).
     pub(super) fn of_image(image: &str) -> Self {
         let container = Container {
             image: Some(image.to_owned()),

@@ -43,7 +43,7 @@ pub(super) struct Inspector {
     config: Config,
     policy: PlacementPolicy,
     asked_architectures: Vec<Architecture>,
-    /// `None` for manifests: no pull secrets are known of them.
+    /// `None` for manifests, because no cluster is read for them.
     pull_secrets: Option<PullSecrets>,
     nodes: HashMap<String, KnownNode>,
     slots: Semaphore,
@@ -113,8 +113,7 @@ impl Inspector {
             };
             excluded.extend(self.asked_architectures.iter().filter(excludes).cloned());
             for (name, known) in self.resolve(found_spec, &namespace).await {
-                // An image may be readable with the credentials of one spec, and not with those of
-                // another.
+                // Keep a resolved image: it may be unreadable with the credentials of another spec.
                 let is_new = !matches!(images.get(&name), Some(KnownImage::Resolved { .. }));
                 if is_new {
                     images.insert(name, known);
@@ -166,7 +165,7 @@ impl Inspector {
         let resolved = join_all(images.map(|(image, policy)| {
             let keyring = &keyring;
             async move {
-                // It is never closed.
+                // This cannot fail, because the semaphore is never closed.
                 let _slot = self.slots.acquire().await;
                 let deadline = Instant::now() + self.config.resolution.budget;
                 let request = ResolveRequest {
@@ -223,8 +222,7 @@ impl Inspector {
 }
 
 impl KnownNode {
-    /// A pod on this node; `None` unless one of its images, or a program in an image, does not run
-    /// here.
+    /// The pod, if one of its images, or a program in an image, does not run on this node.
     fn misplaced(
         &self,
         policy: &PlacementPolicy,

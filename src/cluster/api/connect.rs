@@ -48,7 +48,7 @@ impl From<KubeconfigError> for ConnectError {
     }
 }
 
-/// An error without the lines of a file that it quotes.
+/// The first line of an error. The other lines quote the file.
 fn first_line(error: &dyn std::error::Error) -> String {
     let text = chain(error);
     text.lines().next().unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! Reads of objects whose kind is not known in advance.
+//! Reads objects whose kind is not known at compile time.
 
 use futures::Stream;
 use kube::{
@@ -37,8 +37,8 @@ impl ApiClient {
         found(self.send(request, MAX_OBJECT).await)
     }
 
-    /// Lists objects of any kind, in all namespaces without `namespace`, with one page in memory at
-    /// a time. `labels`: a label selector.
+    /// Lists objects of any kind, with one page in memory at a time. `namespace`: `None` for all
+    /// namespaces. `labels`: a label selector.
     ///
     /// # Errors
     ///
@@ -59,8 +59,7 @@ impl ApiClient {
         Ok(self.pages(DynamicObject::url_path(resource, namespace), parameters))
     }
 
-    /// The kinds that the cluster knows, by group: `/apis`, of Kubernetes 1.26 and later. Empty
-    /// before that.
+    /// Reads the kinds of the cluster, by group, from `/apis`. Empty for Kubernetes before 1.26.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub enum ApiError {
     /// exists already.
     #[error("the object has changed or exists already: {0}")]
     Conflict(String),
-    /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
+    /// 400, 413, 415 or 422: the request is invalid. Retries fail until the object is edited.
     #[error("the API server rejects the change: {0}")]
     Invalid(String),
     /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with any status
@@ -162,8 +162,8 @@ impl ApiError {
         }
     }
 
-    /// Whether the API server understood and rejected the change. Retries fail until the object, a
-    /// role or a policy changes.
+    /// Whether the API server understood and rejected the change. Retries fail until someone edits
+    /// the object, a role or a policy.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -182,7 +182,7 @@ impl ApiError {
     }
 
     /// The delay before a retry, after this many refusals in a row. `None` if a retry is useless
-    /// until the object changes: it does not exist, or its name or the change is invalid.
+    /// until someone edits the object: it does not exist, or its name or the patch is invalid.
     pub fn retry(&self, refusals: u32) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Name(_) => None,

@@ -47,7 +47,7 @@ pub use error::ApiError;
 pub(crate) use page_limit::{PageLimitLayer, is_too_large};
 
 /// Timeout of one call, including repetitions after `Retry-After`. The API server's own limit is a
-/// minute; a call that takes more than this is better repeated later.
+/// minute, but a call of more than ten seconds is better repeated later.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use http::{Method, Request, Response};
 use http_body_util::{LengthLimitError, Limited};
 use tower::{Layer, Service};
 
-/// Maximum bytes of a page. A page of eight objects that are as large as etcd allows fits.
+/// Maximum bytes of a page. Eight objects of the maximum size of etcd fit.
 pub(super) const MAX_PAGE: usize = 16 << 20;
 
 /// Tower layer that ends the body of a page after [`MAX_PAGE`] bytes with an error for which

@@ -20,11 +20,11 @@ pub struct ContainerStatus {
     pub last_state: ContainerState,
 }
 
-/// The state of a container. At most one of its fields is set; without any it waits.
+/// The state of a container. At most one field is set. If none is set, the container waits.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
-    /// It has not started.
+    /// It waits for its start or restart.
     pub waiting: Option<StateDetail>,
     /// It runs.
     pub running: Option<Running>,
@@ -54,13 +54,13 @@ pub struct StateDetail {
 }
 
 impl ContainerStatus {
-    /// The details of its failure: why it waits, and how it ended, now and before.
+    /// Why the container waits and how it ended, from its current and its last state.
     pub fn details(&self) -> impl Iterator<Item = &StateDetail> {
         let states = [&self.state, &self.last_state].into_iter();
         states.flat_map(|state| state.waiting.iter().chain(&state.terminated))
     }
 
-    /// How it ended, now or before, unless it ended well.
+    /// The ends of the container in its current and its last state, except those with exit code 0.
     pub fn failures(&self) -> impl Iterator<Item = &StateDetail> {
         let states = [&self.state, &self.last_state].into_iter();
         let ended = states.filter_map(|state| state.terminated.as_ref());

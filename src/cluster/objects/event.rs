@@ -39,7 +39,7 @@ pub struct Regarding {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// The part of it: `spec.containers{app}`.
+    /// The part of the object, like `spec.containers{app}`.
     pub field_path: String,
 }
 

@@ -8,11 +8,11 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 
-/// Maximum number of names that are kept of a node, several times what a kubelet reports by
-/// default.
+/// Maximum number of image names that are kept per node: several times as many as a kubelet reports
+/// by default.
 const MAX_NAMES: usize = 1024;
 
-/// The name of an image, as a hash: thousands of nodes hold the same images under long names.
+/// The hash of an image name. It saves memory: thousands of nodes report the same long names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageKey(u64);
 

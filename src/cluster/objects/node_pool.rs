@@ -11,7 +11,7 @@ use crate::placement::{
 
 use super::stored;
 
-/// A `NodePool` of Karpenter (`karpenter.sh/v1`): nodes that it may make.
+/// A `NodePool` (`karpenter.sh/v1`): describes nodes that Karpenter may create.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodePool {

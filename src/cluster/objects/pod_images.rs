@@ -13,8 +13,8 @@ use super::PodSpec;
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 
 impl PodSpec {
-    /// All images that must run on the pod's node, without duplicates, with the strictest pull
-    /// policy.
+    /// The images of the pod's containers and volumes, without duplicates, each with its strictest
+    /// pull policy.
     pub fn images(&self) -> BTreeMap<&str, PullPolicy> {
         let containers = [
             &self.containers,
@@ -75,8 +75,8 @@ impl PodSpec {
             .and_then(|name| name.parse().ok())
     }
 
-    /// The one OS that every required term names. Terms are `ORed`, so a term without OS leaves it
-    /// open.
+    /// The OS that every required term names. Terms are `ORed`, so one term without OS leaves the
+    /// OS open.
     fn required_os(&self) -> Option<&str> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         let required = affinity.required.as_ref()?;

@@ -36,7 +36,7 @@ impl PodSpec {
     ///
     /// # Errors
     ///
-    /// A label of the node selector for which pod and class name different values: Kubernetes
+    /// The key of a node label for which the pod and the class require different values: Kubernetes
     /// rejects such a pod.
     pub fn add_scheduling(&mut self, scheduling: &Scheduling) -> Result<(), String> {
         for (key, value) in &scheduling.node_selector {

@@ -171,7 +171,7 @@ impl<'de> Deserialize<'de> for Node {
             status: stored.status,
         };
         if budget.is_exceeded() {
-            // Its taints or labels may be missing. Nothing is done to a node without architecture.
+            // Taints or labels may be missing. Without an architecture, archaware skips this node.
             node.status.node_info.architecture.clear();
         }
         Ok(node)

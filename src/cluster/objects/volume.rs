@@ -14,7 +14,7 @@ pub struct PersistentVolumeClaim {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// Claim to a volume, with the name of the volume.
+    /// Desired state.
     pub spec: PersistentVolumeClaimSpec,
 }
 

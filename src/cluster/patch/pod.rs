@@ -26,8 +26,8 @@ const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
 /// Applies the change of a decision, records the decision, and removes archaware's scheduling gate
-/// unless the pod stays behind it. The API server does not allow tolerations of a pod to be removed
-/// again.
+/// unless the pod stays behind it. Only adds tolerations, because the API server does not allow
+/// them to be removed from a pod.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_images_of(pod);
     let added = record_of_additions(pod, &change);
@@ -97,8 +97,8 @@ pub struct AdmissionPatch<'a> {
     pub gate: bool,
 }
 
-/// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`,
-/// whose indexes refer to `without_owned`.
+/// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`.
+/// `without_owned` is the spec without these additions, to which the indexes of `change` refer.
 pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,
@@ -136,8 +136,8 @@ pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) 
 }
 
 impl JsonPatch {
-    /// An empty patch that applies only to this pod, and only while it has these images: the API
-    /// server lets them be replaced, and the decision is about them.
+    /// An empty patch that applies only to this pod, and only while its images are unchanged: the
+    /// decision depends on them, and the API server allows them to be replaced.
     fn for_images_of(pod: &Pod) -> Self {
         let mut patch = Self::for_object(&pod.metadata);
         let spec = &pod.spec;

@@ -18,7 +18,7 @@ use super::checks::{CheckResult, NodeCheck, Phase};
 
 /// How often progress is logged.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the images of a pod may take, after an earlier pod of its namespace took too long.
+/// Time limit to resolve a pod's images after an earlier pod of its namespace was slow.
 const SHORT_LOOK: Duration = Duration::from_millis(500);
 /// After this many failures the node is tainted anyway, if the taint evicts no pod. Later failures
 /// are not logged as warnings.
@@ -45,7 +45,7 @@ struct NodeResult {
 
 /// Why a pod did not get its toleration.
 pub(super) enum Failure {
-    /// It changed meanwhile.
+    /// The pod changed meanwhile, or archaware stops.
     Changed,
     /// Looking at it panicked.
     Panicked,
@@ -58,7 +58,8 @@ impl Failure {
         matches!(self, Self::Rejected(error) if error.is_refusal())
     }
 
-    /// Whether the reason is in the pod itself, so that its author would keep the node untainted.
+    /// Whether the pod itself is the reason. The taint must not wait for such a pod, or its author
+    /// could keep the node untainted.
     fn is_by_pod(&self) -> bool {
         matches!(self, Self::Rejected(ApiError::Invalid(_)))
     }
@@ -94,7 +95,7 @@ impl Batch {
         }
     }
 
-    /// How long the images of a pod may take, if an earlier pod of its namespace was slow: a tenant
+    /// Time limit to resolve a pod's images, if an earlier pod of its namespace was slow: a tenant
     /// whose registries hang must not keep the nodes of all tenants untainted.
     pub(super) fn patience(&self, namespace: &str) -> Option<Duration> {
         let is_slow = self.slow.lock().contains(namespace);
@@ -106,7 +107,7 @@ impl Batch {
         self.slow.lock().insert(namespace.to_owned());
     }
 
-    /// The taint to check on a node.
+    /// The check of this node, if the node is in the batch.
     pub(super) fn check(&self, node: &str) -> Option<&NodeCheck> {
         Some(&self.results.get(node)?.check)
     }
@@ -120,7 +121,7 @@ impl Batch {
         self.looked_at.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A pod of this node got its toleration.
+    /// Counts a pod of this node that got its toleration.
     pub(super) fn tolerated(&self, node: &str) {
         self.tolerated.fetch_add(1, Ordering::Relaxed);
         if let Some(node_result) = self.results.get(node) {
@@ -128,8 +129,7 @@ impl Batch {
         }
     }
 
-    /// Records why a pod of this node got no toleration. A failure that may pass replaces a
-    /// refusal.
+    /// Records why a pod of this node got no toleration. A temporary failure replaces a refusal.
     pub(super) fn failed(&self, node: &str, pod: NamespacedName, failure: Failure) {
         let Some(node_result) = self.results.get(node) else {
             return;

@@ -1,4 +1,4 @@
-//! Which nodes' pods are to be looked at, and when. Pure: the time is given.
+//! Schedules the checks of the pods on each node. Pure: callers pass the time.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,15 +28,15 @@ const RECHECK_INTERVAL: Duration = Duration::from_hours(1);
 pub(super) enum Phase {
     /// Before it gets its taint; the taint waits for this check.
     BeforeTaint,
-    /// After it has its taint: the scheduler may have bound a pod meanwhile that does not tolerate
-    /// it.
+    /// After it has its taint: meanwhile the scheduler may have bound a pod that does not tolerate
+    /// the taint.
     AfterTaint,
 }
 
 impl Phase {
     /// Requests that come within this time of each other are served together: one list of all pods
     /// costs less than thousands of lists of single nodes. The scheduler of a busy cluster sees a
-    /// taint after some seconds.
+    /// taint after some seconds, so checks after a taint wait longer.
     fn quiet(self) -> Duration {
         match self {
             Self::BeforeTaint => Duration::from_millis(250),
@@ -91,8 +91,8 @@ enum State {
 pub(super) struct NodeChecks(HashMap<String, (NodeCheck, State)>);
 
 impl NodeChecks {
-    /// Takes the permission to give the node this taint, if there is one. If not, its pods are
-    /// looked at first.
+    /// Takes the permission to give the node this taint. Without a permission, requests a check of
+    /// its pods and returns false.
     pub(super) fn take_permission(
         &mut self,
         uid: &str,
@@ -115,7 +115,7 @@ impl NodeChecks {
         }
     }
 
-    /// The node has this taint: its pods are looked at, now and from time to time.
+    /// Requests repeated checks of the pods on a node that has this taint.
     pub(super) fn recheck(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) {
         let known = matches!(
             self.state(uid, taint),
@@ -142,7 +142,7 @@ impl NodeChecks {
             .insert(uid.to_owned(), (check, State::Waiting(phase, now)));
     }
 
-    /// When the next requests are to be served; `None` if there are none.
+    /// The phase and the time of the next requests to serve; `None` if there are none.
     pub(super) fn due(&self, now: Instant) -> Option<(Phase, Instant)> {
         let phases = [Phase::BeforeTaint, Phase::AfterTaint];
         let due_phases = phases.map(|phase| self.due_in(phase, now).map(|due| (phase, due)));
@@ -169,7 +169,7 @@ impl NodeChecks {
         gathered.into_iter().chain(retry).min()
     }
 
-    /// The requests of a phase that wait now; they are in progress afterwards.
+    /// Takes the due requests of a phase, and marks them as in progress.
     pub(super) fn take(&mut self, phase: Phase, now: Instant) -> Vec<NodeCheck> {
         let mut taken = Vec::new();
         for (check, state) in self.0.values_mut() {
@@ -225,7 +225,7 @@ impl NodeChecks {
         removed.forget_in(&mut self.0);
     }
 
-    /// Another process may taint nodes from now on.
+    /// Forgets all nodes, because another process may taint them from now on.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -39,7 +39,7 @@ use super::{
     checks::{CheckResult, NodeCheck},
 };
 
-/// All pods that are bound and not finished. `!=` with nothing selects those with a node.
+/// All pods that are bound and not finished. `spec.nodeName!=` selects pods that have a node.
 const BOUND: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 /// Concurrent batches: a node that joins does not wait until all other nodes are checked.
 const MAX_BATCHES: usize = 4;
@@ -47,8 +47,8 @@ const MAX_BATCHES: usize = 4;
 const CONCURRENT_LISTS: usize = 4;
 /// For up to this many nodes, the pods of each node are listed separately.
 const MAX_SINGLE: usize = 8;
-/// If a batch has at least one in this many of all nodes, one list of all pods costs less than a
-/// list for each node.
+/// If a batch has at least one tenth of all nodes (1/`SHARE_FOR_ALL`), one list of all pods costs
+/// less than a list for each node.
 const SHARE_FOR_ALL: usize = 10;
 /// Pods that are read ahead: a page, so that patches do not wait for the next one.
 const READ_AHEAD: usize = 250;
@@ -56,7 +56,7 @@ const READ_AHEAD: usize = 250;
 /// `places`.
 const MAX_WAITING: usize = 64;
 
-/// After a pod whose images are not known for this long, other pods of its namespace wait less.
+/// If a pod's images are still unresolved after this time, other pods of its namespace wait less.
 const LONG_LOOK: Duration = Duration::from_secs(5);
 
 /// Checks the pods of nodes.
@@ -94,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// After `stop` it only waits for patches in progress.
+    /// Serves requests until `stop`, then waits only for patches in progress.
     async fn serve(self: Arc<Self>) {
         let Shared { checks, changed } = &*self.requests.0;
         let mut running = FuturesUnordered::new();
@@ -258,8 +258,8 @@ impl Worker {
         Some(evaluation)
     }
 
-    /// Gives the pod the toleration for the taint of its node, unless it has one or may not stay.
-    /// Returns the result for the metrics.
+    /// Gives the pod the toleration for the taint of its node, unless the pod already tolerates the
+    /// taint, is ignored, or may not stay. Returns the result for the metrics.
     async fn tolerate(
         &self,
         pod: &Pod,

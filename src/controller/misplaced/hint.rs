@@ -13,7 +13,7 @@ use crate::{
 /// The kubelet's events about containers that do not start, and about those that end again and
 /// again.
 const REASONS: [&str; 2] = ["Failed", "BackOff"];
-/// The kubelet updates the status of a pod within seconds.
+/// Maximum age of a fresh event. The kubelet updates the status of a pod within seconds.
 const FRESH: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod that may be misplaced.
@@ -40,7 +40,7 @@ impl Hint {
         }
     }
 
-    /// An event of the kubelet.
+    /// `None` if the event is not about a failing container of a pod.
     pub(super) fn of_event(event: Event, now: Timestamp) -> Option<Self> {
         let reason = event.reason.as_deref()?;
         if !REASONS.contains(&reason) || event.regarding.name.is_empty() {
@@ -144,7 +144,7 @@ mod tests {
             assert_eq!(hint.is_ahead_of(&pod(json!([status]))), is_stale, "{state}");
         }
         assert!(hint.is_ahead_of(&pod(json!([]))));
-        // A container that an older event is about has recovered.
+        // The container of an older event may have recovered.
         for (last, is_stale) in [
             (json!("2026-01-01T00:00:40Z"), true),
             (json!("2026-01-01T00:00:20Z"), false),

@@ -82,7 +82,7 @@ impl MisplacedPods {
     }
 }
 
-/// Whether a node can use volumes with these terms, `ORed` for each volume.
+/// Whether a node can use all volumes. A node can use a volume if one of its terms matches.
 fn can_use(
     volumes: &[Vec<NodeSelectorTerm>],
     labels: &BTreeMap<String, String>,

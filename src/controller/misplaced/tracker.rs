@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 
 /// A misplaced pod is checked again after this time, if events about it still arrive: the kubelet
-/// publishes an event about a container that ends again and again at least every five minutes.
+/// publishes an event at least every five minutes while a container keeps ending.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
+/// Intervals for pods that fail for another reason: their images may be resolved later.
 const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
 /// A pod without events for this long no longer counts as misplaced: it was deleted, or it runs
 /// now. The alert on misplaced pods waits longer than this.
@@ -18,8 +18,8 @@ const FORGET: Duration = Duration::from_mins(8);
 const MAX_PODS: usize = 10_000;
 /// The share of one namespace.
 const MAX_PODS_OF_NAMESPACE: usize = MAX_PODS / 4;
-/// Maximum number of pods of one namespace that are being looked at, or wait for it. The kubelet
-/// publishes the events of the rest again.
+/// Maximum number of pods of one namespace that are being checked or wait for a check. The kubelet
+/// publishes the events of further pods again.
 const MAX_IN_PROGRESS: usize = 32;
 
 /// The pods that events named.
@@ -106,7 +106,7 @@ impl Tracker {
             .count()
     }
 
-    /// Forgets all, because another process looks now.
+    /// Forgets all pods, because this process no longer leads.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

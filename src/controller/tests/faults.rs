@@ -165,8 +165,8 @@ async fn a_refused_pod_loses_its_gate() {
     controller.stop().await;
 }
 
-/// The API server may not know a role or the keys of tokens for a moment. Without its gate the pod
-/// would be scheduled without the decision.
+/// The API server may not know a role or the keys of tokens for a moment. The gate stays meanwhile,
+/// because without it the pod would be scheduled without the decision.
 #[tokio::test(start_paused = true)]
 async fn a_rejected_client_keeps_the_gate() {
     for code in [401, 403] {

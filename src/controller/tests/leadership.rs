@@ -117,8 +117,8 @@ async fn a_slow_renewal_is_given_up_in_time() {
     controller.stop().await;
 }
 
-/// A conflicting renewal is repeated: another process wrote, or this one's cancelled renewal
-/// arrived.
+/// A conflicting renewal is repeated: another client wrote the Lease, or a cancelled renewal of
+/// this process arrived late.
 #[tokio::test(start_paused = true)]
 async fn a_conflicting_renewal_costs_no_leadership() {
     let api = cluster();

@@ -170,8 +170,9 @@ async fn a_relist_in_the_middle_makes_no_second_patch() {
     controller.stop().await;
 }
 
-/// The watch lags behind, so the store's object is older than the one that is patched. The guard
-/// fails, nothing is added twice, and the pod is not patched again once the watch has caught up.
+/// The watch lags behind, so the object in the store is older than the object that is patched. The
+/// patch's `test` operation fails, nothing is added twice, and the pod is not patched again once
+/// the watch has caught up.
 #[tokio::test(start_paused = true)]
 async fn a_stale_store_adds_nothing_twice() {
     let api = cluster();

@@ -9,7 +9,7 @@ use crate::{
 
 use super::{DemandSource, Evaluating, ReadImages};
 
-/// Decides which architectures can run a pod. The following sources see the decision. The source
+/// Decides which architectures can run a pod. The following sources see the decision. This source
 /// makes no demand: `PlacementPolicy::change` derives tolerations and affinity from the decision.
 pub struct ArchitectureSource;
 
@@ -62,9 +62,9 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
     pod.decide(verdict);
 }
 
-/// A pod that tolerates every architecture needs no further decision, and archaware does not ask
-/// its registry, unless the pod can still get demands, affinity or additional tolerations. If its
-/// recorded decision is `any`, it is complete.
+/// Whether the pod needs no decision, so that archaware does not ask its registry: it tolerates
+/// every architecture, no rule or document affects it, and it can get neither affinity nor
+/// additional tolerations (or it has them: its recorded decision is `any`).
 fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let (policy, evaluation) = (&evaluator.policy, &pod.evaluation);
     let asks = evaluation.left_out_rules().next().is_some()

@@ -32,7 +32,7 @@ impl DemandSource for AuthorSource {
         if !subject.spec.author_nodes().excludes_all(set) {
             return None;
         }
-        // archaware's affinity is for the images that the pod had when archaware added it.
+        // archaware's own affinity is left out: the images may have changed since it was added.
         let author_pod = AuthorPod::new(subject.spec, subject.annotations);
         let author = author_pod.spec.author_nodes();
         let tolerations = author_pod.spec.tolerations.as_deref().unwrap_or_default();

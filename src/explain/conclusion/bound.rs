@@ -118,7 +118,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     Conclusion::new(format!("{location} {node}{why}; {problem}."), advice)
 }
 
-/// A pod on a node that is not of the architectures that its author states.
+/// The conclusion for a pod on a node whose architecture the pod's author does not state.
 fn against_statement(place: &str, stated: &Architectures, problem: Option<String>) -> Conclusion {
     let problem = problem.map(|problem| format!("; {problem}"));
     let sentence = format!(

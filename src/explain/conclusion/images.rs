@@ -90,7 +90,7 @@ fn by_failure_policy(facts: &Facts<'_>) -> String {
     }
 }
 
-/// No architecture is left.
+/// The conclusion if no architecture can run the pod.
 pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusion {
     let evaluation = facts.evaluation;
     let why = evaluation.explain_no_common_architecture(facts.policy);
@@ -109,7 +109,7 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     Conclusion::new(sentence, [advice])
 }
 
-/// The author selects another architecture than the architectures of the images.
+/// The advice if the author selects only architectures that the images lack.
 fn excluded(facts: &Facts<'_>) -> String {
     let selector = &facts.subject.spec.node_selector;
     let mut selected = selector

@@ -111,7 +111,7 @@ impl Placement<'_> {
             );
             return Conclusion::new(sentence, [advice]);
         }
-        // If it is not known whether archaware is installed, the scheduler's message explains more.
+        // If it is not known whether archaware is installed, prefer the scheduler's message.
         let is_expected = match facts.is_installed {
             Some(is_installed) => is_installed,
             None => pod.scheduler().is_none(),
@@ -147,7 +147,7 @@ impl Placement<'_> {
             why.join(", ")
         };
         let names = self.fitting_architectures();
-        // The images are named only if other nodes could help.
+        // Advise to build images only if images keep the pod away from other nodes.
         let other_groups = self.groups.iter().filter(|group| !group.can_take_it());
         let other_group = other_groups.max_by_key(|group| (self.is_limited(group), group.count));
         let build = other_group.filter(|group| self.is_limited(group));

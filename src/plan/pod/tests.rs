@@ -240,8 +240,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
     assert_eq!((second.patch, second.decides), (None, false));
 }
 
-/// A decision by the images, of this process or an earlier one, stands while they cannot be
-/// resolved.
+/// A decision by the images stands while the images cannot be resolved, also after a restart.
 #[test]
 fn a_decision_of_the_images_is_better_than_one_without_them() {
     let start = Instant::now();
@@ -272,8 +271,8 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     assert!(second.patch.is_some());
 }
 
-/// A decision counts when it is applied: the annotation may have been copied, and the configuration
-/// may have changed.
+/// A recorded decision counts only if its tolerations are on the pod: the annotation may have been
+/// copied, and the configuration may have changed.
 #[test]
 fn a_decision_that_is_not_applied_is_none() {
     let (start, failed) = (Instant::now(), Evaluation::new(unresolved()));
@@ -429,7 +428,7 @@ fn a_fight_about_none_slows_down() {
         }
     }
     assert!((10..20).contains(&writes), "{writes}");
-    // The tag was pushed anew, and the author tolerates what it allows.
+    // The tag was pushed again, and the pod has the tolerations for the new image.
     let recorded_none = |spec| super::tests::pod(&[("archaware.dev/decision", "none")], spec);
     let plan = plan_of(&recorded_none(tolerating()), on(&["arm64"]));
     assert_eq!(plan.patch.unwrap().change, placed("arm64", false));

@@ -29,7 +29,7 @@ pub type Runs<'a> = &'a (dyn Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit + Sy
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
     pub entry: &'a Compatibility,
-    /// The node groups that satisfy the rules of `entry`; never empty.
+    /// The node groups that satisfy the rules of `entry` and can run its image; never empty.
     pub groups: Vec<NodeGroup<'a>>,
     /// For each considered group: whether it satisfies the rules of `entry`.
     pub(super) satisfying: Vec<bool>,
@@ -46,7 +46,7 @@ pub struct Choice<'a> {
     pub(super) considered: Vec<NodeGroup<'a>>,
 }
 
-/// Maximum number of entries in the message of a pod that gets no image.
+/// Maximum number of entries in the message for a pod for which no image was selected.
 const MAX_EXPLAINED: usize = 8;
 
 /// Why no entry is chosen.
@@ -54,8 +54,7 @@ const MAX_EXPLAINED: usize = 8;
 pub enum NoChoice<'a> {
     /// This entry's image has to be resolved first.
     Unknown(&'a Compatibility),
-    /// No entry fits. The reasons for the first entries, in the order of the
-    /// document.
+    /// No entry fits: why the first entries, in the order of the document, do not fit.
     Nothing(Vec<PassedOver>),
 }
 
@@ -64,8 +63,8 @@ pub enum NoChoice<'a> {
 pub struct PassedOver {
     /// The image or group of the entry.
     pub tag: String,
-    /// Each rule of the entry (by name, or by its position from 1), with the number of nodes that
-    /// do not satisfy it. Empty if the weight is negative.
+    /// Each failed rule (by name, or by its position from 1), architecture or `matchFields`, with
+    /// the number of nodes on which it fails. Empty if the weight is negative.
     pub failed: Vec<(String, usize)>,
 }
 
@@ -96,8 +95,8 @@ pub enum CandidateOutcome {
     /// Some nodes satisfy the entry, but are not preferred: its weight is 0, its rules hold for all
     /// nodes, or node affinity cannot express them.
     NotPreferred,
-    /// No node satisfies the entry: each of its rules, with the number of nodes that do not satisfy
-    /// it. Empty if its weight is negative.
+    /// No node satisfies the entry, or its weight is negative: the content of
+    /// [`PassedOver::failed`].
     PassedOver(Vec<(String, usize)>),
     /// A model selected the entry for the nodes with this label.
     ChosenByModel {

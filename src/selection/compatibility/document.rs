@@ -32,8 +32,8 @@ pub struct CompatibilityDocument {
     pub models: Vec<Model>,
     /// The digest of the image that the document is for, if its artifact names one.
     pub subject: Option<String>,
-    /// The cost of the expressions, for the limit `MAX_EXPRESSIONS`: one for each value, and for
-    /// each expression without values; with `InRegexp`, `COST_OF_PATTERN` times as much.
+    /// The cost of the expressions, limited by `MAX_EXPRESSIONS`. Each value costs one, and so
+    /// does an expression without values. With `InRegexp`, each costs `COST_OF_PATTERN`.
     pub(crate) cost: usize,
     /// The bytes that it takes in memory, at most.
     pub(crate) memory: usize,

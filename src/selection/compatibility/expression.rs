@@ -138,7 +138,7 @@ impl Expression {
         key: &str,
         seen: impl FnOnce() -> BTreeSet<&'v str>,
     ) -> Option<Vec<Requirement>> {
-        // The API server accepts only keys and values of labels, so no node has another key.
+        // The API server accepts only valid label keys and values, so no node has this key.
         if !is_qualified_name(key) {
             return self.holds(Fact::Missing).then(Vec::new);
         }
@@ -293,7 +293,7 @@ fn parsed<T: FromStr>(
     })
 }
 
-/// The bounds in the form of node affinity, which excludes them.
+/// Converts the bounds to exclusive bounds, because node affinity has only `Gt` and `Lt`.
 fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpression> {
     let from = parsed::<i64>(from, InvalidExpression::NoInteger)?;
     let to = parsed::<i64>(to, InvalidExpression::NoInteger)?;
@@ -319,8 +319,8 @@ fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpressio
     ))
 }
 
-/// Compiles patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. An
-/// invalid pattern matches nothing, and with NFD makes the expression invalid.
+/// Compiles patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. In
+/// ocifit-k8s an invalid pattern matches nothing; in NFD it makes the expression invalid.
 fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpression> {
     let mut regexes = Vec::new();
     for text in texts {

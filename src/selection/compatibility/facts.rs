@@ -87,8 +87,8 @@ pub(super) enum Feature<'a> {
         attributes: Option<&'a BTreeMap<String, String>>,
         instances: &'a [Instance],
     },
-    /// From labels with this prefix. The label of a flag has the value `true`, which an attribute
-    /// may also have.
+    /// From labels with this prefix. Labels do not distinguish a flag, whose label has the value
+    /// `true`, from an attribute with the value `true`.
     Labels {
         labels: &'a BTreeMap<String, String>,
         prefix: String,
@@ -102,7 +102,7 @@ impl<'a> NodeFacts<'a> {
             .map_or(Fact::Missing, |value| Fact::Value(value))
     }
 
-    /// A feature, if NFD knows it: from the `NodeFeature` object, else from labels.
+    /// A feature that NFD found on the node: from its `NodeFeature` objects, else from its labels.
     pub(super) fn feature(&self, name: &str) -> Option<Feature<'a>> {
         match self.features {
             // Labels may have a feature that the objects lack.
@@ -148,8 +148,8 @@ impl NodeFeatures {
         }
     }
 
-    /// Keeps the elements that rules read. `elements`: whether an element of a feature is read, or
-    /// `None` if the feature is not read.
+    /// Keeps the elements that rules read. `elements` returns, for a feature, whether rules read an
+    /// element; `None` if no rule reads the feature.
     #[must_use]
     pub fn read_by<F: Fn(&str) -> bool>(&self, elements: impl Fn(&str) -> Option<F>) -> Self {
         fn reduce_features<T, F: Fn(&str) -> bool>(

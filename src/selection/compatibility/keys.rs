@@ -1,5 +1,5 @@
 //! The labels and features that the rules of documents read. Nodes with equal values for these keys
-//! are decided about together.
+//! form one group, for which rules are evaluated once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

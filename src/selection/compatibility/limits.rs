@@ -11,13 +11,13 @@ pub const MAX_SIZE: usize = 256 * 1024;
 /// have some dozens.
 pub(super) const MAX_ENTRIES: usize = 256;
 pub(super) const MAX_EXPRESSIONS: usize = 4096;
-/// The cost of a pattern.
+/// A pattern counts as this many values in the cost of an expression.
 pub(super) const COST_OF_PATTERN: usize = 32;
 /// Maximum number of elements of a document, where each alias counts as its whole content.
 const MAX_ELEMENTS: usize = 16 * 1024;
-/// Bytes of memory for an element: a rule or an expression in its list.
+/// Estimated bytes of memory for one element, such as a rule or an expression.
 const MEMORY_OF_ELEMENT: usize = 128;
-/// Maximum size of a compiled pattern in bytes. A pattern for values of labels has a tenth of it.
+/// Maximum size of a compiled pattern in bytes. Usual patterns for label values need a tenth.
 pub(super) const MAX_PATTERN: usize = 16 * 1024;
 /// Bytes of memory for a pattern: compiled for both directions, with the caches of its matches.
 pub(super) const MEMORY_OF_PATTERN: usize = 4 * MAX_PATTERN;
@@ -64,9 +64,9 @@ impl InvalidDocument {
     }
 }
 
-/// Parses YAML, of which JSON is a part, and counts the bytes that it takes in memory.
+/// Parses YAML (JSON is a subset). Also returns the bytes that the value takes in memory.
 ///
-/// It is parsed to a JSON value first: the YAML parser's code for each type would be large.
+/// Parses to a JSON value first: the YAML parser's code for each type would be large.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), InvalidDocument> {
     if bytes.len() > MAX_SIZE {
         return Err(InvalidDocument::TooLarge(bytes.len()));

@@ -1,4 +1,4 @@
-//! Image selection: one of several images for a container, by the features of nodes. A
+//! Image selection chooses one of several images for a container, by the features of nodes. A
 //! compatibility document lists images with rules. archaware chooses the best image whose rules
 //! some nodes satisfy, and limits the pod to these nodes.
 

@@ -9,7 +9,7 @@ use super::{InvalidDocument, LabelKeys, limits};
 
 /// Maximum number of models of a document, and of images of a model.
 const MAX_MODELS: usize = 64;
-/// The server gets the labels of nodes about hardware, and about their location.
+/// Node labels about hardware and location, which every request to the server contains.
 const FEATURES: &str = "feature.node.kubernetes.io/";
 const HARDWARE: [&str; 4] = [
     "kubernetes.io/arch",

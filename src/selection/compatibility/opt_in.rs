@@ -8,7 +8,7 @@ use crate::placement::annotation::SELECT_IMAGE;
 /// document.
 const MAX_SELECTIONS: usize = 16;
 
-/// Label and annotations of ocifit-k8s, whose pods work unchanged.
+/// Label and annotations of ocifit-k8s: pods that were written for it work unchanged.
 mod ocifit {
     pub(super) const ENABLED: &str = "oci.image.compatibilities.selection/enabled";
     pub(super) const REFERENCE: &str = "oci.image.compatibilities.selection/image-ref";
@@ -34,7 +34,7 @@ pub enum InvalidSelection {
     /// An annotation is for a container that the pod does not have.
     #[error("annotation {SELECT_IMAGE}{0}: the pod has no container {0:?}")]
     NoContainer(String),
-    /// The label of ocifit-k8s without its annotation.
+    /// The pod has the label of ocifit-k8s, but not the annotation that names the document.
     #[error("label {} needs the annotation {}", ocifit::ENABLED, ocifit::REFERENCE)]
     NoReference,
     /// No container has the image that the annotation wants to replace.

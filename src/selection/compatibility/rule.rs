@@ -86,8 +86,8 @@ pub(super) fn satisfies(
     by_name && elements.is_none_or(|expressions| satisfies_elements(feature, expressions))
 }
 
-/// Evaluates flags and attributes together; an instance has to satisfy all expressions alone
-/// (`MatchMulti` of NFD).
+/// Evaluates flags and attributes together. Otherwise one instance has to satisfy all expressions
+/// by itself (`MatchMulti` of NFD).
 fn satisfies_elements(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
     let mut pairs = expressions.iter();
     let by_names = feature.has_names()

@@ -15,8 +15,8 @@ const FEATURE: &str = "rule.matched";
 pub(super) struct Variables {
     /// Variables of earlier rules in this entry.
     known: BTreeMap<String, String>,
-    /// Names of the variables of other entries. Whether these variables are set depends on the
-    /// node, for which their rules hold or not.
+    /// Names of the variables of earlier entries. Whether these variables are set depends on the
+    /// node, because the rules that set them hold only for some nodes.
     names_in_other_entries: BTreeSet<String>,
     /// Whether an earlier rule has a template, which may set any variable.
     has_template: bool,
@@ -37,8 +37,8 @@ impl Variables {
         self.known.extend(set);
     }
 
-    /// The condition without variables; `None` if it always holds. A condition that depends on the
-    /// node counts as not fulfilled.
+    /// Evaluates a condition on variables: `None` if it always holds, otherwise `Never`, also if
+    /// the result depends on the node. Returns other conditions unchanged.
     pub(super) fn simplify(&self, condition: FeatureMatch) -> Option<FeatureMatch> {
         let FeatureMatch::Feature {
             feature,

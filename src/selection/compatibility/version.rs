@@ -81,7 +81,7 @@ mod tests {
             ("6.8.0-rc.1+build.7", Some([6, 8, 0])),
             ("6.8.0+a-b", Some([6, 8, 0])),
             ("6-rc", Some([6, 0, 0])),
-            // As Red Hat writes them.
+            // The kernel versions of Red Hat contain `_`, which is invalid.
             ("5.14.0-427.el9_4.x86_64", None),
             ("6.8.0-01", None),
             ("6.8.0-a..b", None),

@@ -29,7 +29,7 @@ pub(super) struct Permit<'a> {
 }
 
 impl Breaker {
-    /// Returns `None` while open. After [`OPEN_DURATION`] one caller at a time may probe.
+    /// Returns `None` while open, except that one caller per [`OPEN_DURATION`] may probe.
     pub(super) fn enter(&self) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let probe = match state.probe_at {

@@ -16,8 +16,8 @@ use crate::trace::{self, Call, Peer};
 
 use super::breaker::Breaker;
 
-/// The usual time limit of a lookup: containerd answers within a millisecond. Beyond this time a
-/// registry is faster.
+/// The usual time limit of a lookup. containerd normally answers within a millisecond; if it takes
+/// longer than this limit, a registry is faster.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum number of concurrent calls; containerd handles several thousand per second, one after
 /// the other.

@@ -1,8 +1,8 @@
 //! Reads image records and manifests from the node's containerd through its gRPC API, and persists
 //! fetched documents there.
 //!
-//! Nothing here makes a resolution fail: if containerd does not have an image, is down, absent or
-//! forbidden, the registry is asked.
+//! Nothing here makes a resolution fail: if containerd lacks an image, denies access or does not
+//! run, archaware asks the registry.
 
 mod breaker;
 mod connection;
@@ -33,7 +33,8 @@ pub(crate) use connection::{ContainerdUnavailable, Deadline};
 pub use connection::{LOOKUP_TIMEOUT, SocketError, connect};
 pub(crate) use store::Store;
 
-/// The label `….<host>: repo,repo` that a pull sets on the root document. Imports do not set it.
+/// Prefix of the label `….<host>: repo,repo`. A pull sets the label on the root document; an import
+/// does not.
 const DISTRIBUTION_SOURCE: &str = "containerd.io/distribution.source.";
 
 /// The node's containerd.

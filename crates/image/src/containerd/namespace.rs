@@ -28,8 +28,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const EXPIRE: &str = "containerd.io/gc.expire";
 /// Label of root documents that have tag labels, so that they can be listed.
 const TAGGED: &str = "archaware.dev/tagged";
-/// Prefix of the labels `….<hash of the name>: <unix time> <name>`: the tag pointed at this
-/// document at that time.
+/// Prefix of the labels `<prefix><hash of the name>: <unix time> <name>`. A label means that the
+/// tag `<name>` pointed at this document at that time.
 const TAG: &str = "archaware.dev/tag.";
 /// Maximum number of tags per root document, because every user who can push can create any number.
 const MAX_TAGS: usize = 64;
@@ -123,7 +123,7 @@ impl ContentNamespace {
         .await
     }
 
-    /// Records on a root document that a tag points at it now.
+    /// Adds a label to a root document: the tag `name` points at the document now.
     pub(super) async fn write_tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
         let mut content = ContentClient::new(self.channel.clone());
         let request = InfoRequest {
@@ -166,7 +166,8 @@ impl ContentNamespace {
         limit: usize,
         started: impl FnOnce(),
     ) -> Result<Vec<PersistedTag>, Status> {
-        // Each response holds up to a hundred documents with all their labels.
+        // Over tonic's default of 4 MiB: a response holds up to a hundred documents with their
+        // labels.
         let content = ContentClient::new(self.channel.clone());
         let mut content = content.max_decoding_message_size(16 * 1024 * 1024);
         let filters = vec![format!("labels.\"{TAGGED}\"")];

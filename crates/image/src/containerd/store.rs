@@ -37,11 +37,11 @@ const QUEUE_LENGTH: usize = 2048;
 const MAX_WAITING: usize = 8 * 1024 * 1024;
 /// Maximum bytes written per day, so that users who push images cannot fill the node's disk.
 const MAX_PER_DAY: usize = 64 * 1024 * 1024;
-/// Each worker writes one job at a time and waits for the disk. More would compete with the node's
-/// own pulls.
+/// Number of workers. Each writes one job at a time and waits for the disk. More workers would
+/// compete with the node's own image pulls.
 const WORKERS: u64 = 2;
-/// Resolutions wait until this long after the start of the store for persisted tags, if containerd
-/// has begun to send them.
+/// How long after the start of the store resolutions wait for persisted tags, if containerd has
+/// begun to send the tags.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long pending writes may take when the process ends.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -59,8 +59,8 @@ pub(crate) struct Store {
     writes: ContentWrites,
     started: Instant,
     load_state: watch::Sender<LoadState>,
-    /// Stopped when this is dropped. Each document is written by one message, so none is left half
-    /// written.
+    /// Aborted when the store is dropped. One message writes a whole document, so no document is
+    /// left half written.
     workers: Mutex<Vec<AbortOnDropHandle<()>>>,
     loader: OnceLock<AbortOnDropHandle<()>>,
 }
@@ -112,13 +112,13 @@ impl Store {
         }
     }
 
-    /// Today, as a day number of leases. Content in use is touched once a day.
+    /// Number of the current day; each day has its own lease. Content in use is touched once a day.
     pub(crate) fn today() -> u32 {
         today()
     }
 
-    /// Persists the documents of an image, the root first. An empty list means that they were too
-    /// large.
+    /// Persists the documents of an image. The list begins with the root; an empty list means that
+    /// the documents were too large.
     pub(crate) fn store_documents(&self, root: &Digest, documents: Vec<FetchedDocument>) {
         let size: usize = documents.iter().map(|document| document.bytes.len()).sum();
         let place = u32::try_from(size)
@@ -136,7 +136,7 @@ impl Store {
         self.enqueue(digest, Job::Touch(digest.clone()));
     }
 
-    /// Persists what a public tag points at.
+    /// Persists the digest of a public tag.
     pub(crate) fn store_tag(&self, name: &str, root: &Digest) {
         self.enqueue(root, Job::Tag(name.to_owned(), root.clone()));
     }
@@ -193,8 +193,8 @@ impl Store {
         self.loader.get_or_init(start);
     }
 
-    /// Waits until persisted tags are loaded. Counted from the start of the store, waits at most
-    /// the lookup timeout for the first response, and [`LOAD_TIMEOUT`] for the rest.
+    /// Waits until persisted tags are loaded. The limits count from the start of the store: the
+    /// lookup timeout for the first response, [`LOAD_TIMEOUT`] for the rest.
     ///
     /// # Errors
     ///

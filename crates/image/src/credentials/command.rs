@@ -60,7 +60,7 @@ pub(super) struct Programs<T> {
 /// A program that runs.
 #[derive(Clone)]
 struct Running<T> {
-    /// The image or registry that it was begun for.
+    /// The image for which the plugin was started, or the name of the helper.
     subject: String,
     began: Instant,
     /// `None` if its task panicked or was aborted.

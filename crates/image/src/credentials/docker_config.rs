@@ -62,8 +62,8 @@ struct ConfigJson {
     creds_store: String,
 }
 
-/// The part of `.dockerconfigjson` that the kubelet reads. It ignores everything else, whatever its
-/// type.
+/// The part of `.dockerconfigjson` that the kubelet reads. The kubelet ignores all other fields,
+/// which may have any type.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct SecretJson {
@@ -82,8 +82,9 @@ struct AuthEntry {
     identitytoken: Option<SecretString>,
 }
 
-/// Maximum number of entries in the pull secrets of a pod, many times those of a cluster with many
-/// registries. The kubelet has no limit, but users must not fill archaware's memory.
+/// Maximum number of entries in the pull secrets of a pod, many times the number that a cluster
+/// with many registries needs. The kubelet has no limit, but users must not fill archaware's
+/// memory.
 pub const MAX_ENTRIES: usize = 256;
 /// Maximum number of those entries whose key is a pattern, because patterns cost more to match.
 pub const MAX_PATTERNS: usize = 32;
@@ -155,7 +156,8 @@ fn parse<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// The kubelet reads no identity token from a Secret.
+/// Creates the keyring of a Secret, without identity tokens, because the kubelet ignores them
+/// there.
 fn secret_keyring(key: &'static str, auths: Auths) -> Result<Keyring, SecretError> {
     if auths.len() > MAX_ENTRIES {
         return Err(SecretError::TooMany(key));
@@ -383,8 +385,8 @@ mod tests {
         }
     }
 
-    /// The kubelet's `DockerConfigEntry` has no identity token: what remains of such an entry is
-    /// its `auth`.
+    /// The kubelet's `DockerConfigEntry` has no identity token. So the kubelet reads only the
+    /// `auth` of such an entry.
     #[test]
     fn an_identity_token_in_a_secret_is_ignored() {
         let image = Reference::parse("a.io/x").unwrap();

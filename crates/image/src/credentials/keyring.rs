@@ -7,8 +7,8 @@ use crate::reference::{Reference, host_and_port};
 
 use super::{Credential, CredentialSource};
 
-/// Maximum number of credentials for one image. Each is shown to the registry until one works, so
-/// users must not make archaware guess thousands of passwords.
+/// Maximum number of credentials for one image, so that users cannot make archaware guess thousands
+/// of passwords: it tries each credential until one works.
 pub(crate) const MAX_CREDENTIALS: usize = 16;
 
 /// Maximum bytes of a label in the DNS (RFC 1035, 2.3.4).
@@ -69,8 +69,8 @@ impl Keyring {
         self.entries.is_empty()
     }
 
-    /// The credentials for an image, the best match first, each once and at most 16. If there is
-    /// one, the kubelet does not try anonymous access.
+    /// The credentials for an image, the best match first, each once and at most 16. If there are
+    /// any, archaware, like the kubelet, does not try anonymous access.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let found = self.distinct(|key| key.matches(reference));
         // Docker's tools store the credentials of Docker Hub under its old name.
@@ -106,7 +106,7 @@ impl Key {
         let bare = bare.split(['?', '#']).next().unwrap_or(bare);
         let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
         // In `https://index.docker.io/v1/` the API version is not part of the repository. Without
-        // the trailing slash it is, as in the kubelet.
+        // the trailing slash, `v1` is a repository prefix, as in the kubelet.
         let path = path
             .strip_prefix("v1/")
             .or_else(|| path.strip_prefix("v2/"))
@@ -156,7 +156,7 @@ fn split(registry: &str) -> (&str, Option<&str>) {
 /// their lengths. After a mismatch, only the last `*` is extended by one character, because
 /// extending an earlier `*` finds no further match.
 fn glob_matches(pattern: &str, text: &str) -> bool {
-    // No label in the DNS is longer.
+    // DNS labels are never longer. So longer components only match literally.
     if pattern.len() > MAX_LABEL || text.len() > MAX_LABEL {
         return pattern == text;
     }
@@ -324,7 +324,7 @@ mod tests {
         }
     }
 
-    /// The same definition as [`glob_matches`], tried in every possible way.
+    /// Reference implementation of [`glob_matches`]: tries every length for each `*`.
     fn glob_by_definition(pattern: &[char], text: &[char]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),

@@ -110,7 +110,7 @@ impl Credential {
         Self::new(CredentialSecret::IdentityToken(token), fingerprint)
     }
 
-    /// An entry without a secret. Anonymous access is tried in its place among the other entries.
+    /// An entry without a secret: anonymous access is tried at its position among the entries.
     pub fn anonymous() -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"anonymous"]);
         Self::new(CredentialSecret::Anonymous, fingerprint)

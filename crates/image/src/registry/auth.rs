@@ -31,7 +31,7 @@ const MAX_TOKENS: usize = 2048;
 const DEFAULT_EXPIRY: Duration = Duration::from_mins(1);
 const MAX_TOKEN_RESPONSE: u64 = 64 * 1024;
 
-/// Scope of a token. Tokens are never shared between registries, repositories or credentials.
+/// Cache key of a token. Tokens are never shared between registries, repositories or credentials.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct TokenKey {
     pub(super) endpoint: Endpoint,
@@ -248,7 +248,7 @@ impl TokenRequest {
             .exchange(principal, &what, self.http_request(), limits);
         let answer = answer.await;
         let HttpResponse { status, body, .. } = answer.map_err(|error| match error {
-            // A token response that is too large is no property of the image.
+            // `Document` means a defect of the image, but here the token response is too large.
             ImageError::Document { .. } => {
                 ImageError::unavailable(&what, "its answer is too large")
             }

@@ -1,4 +1,4 @@
-//! Reads response bodies within a limit for each of them and one for all of them together.
+//! Reads response bodies within a limit per body and a budget for all bodies.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::ImageError;
 use super::exchange_error::ExchangeError;
 
 /// Bodies up to this size need no part of the budget, because nearly all documents are smaller. The
-/// limit of images that are fetched at once bounds these bodies to 8 MiB.
+/// limit on concurrent image fetches bounds the sum of these bodies to 8 MiB.
 const SMALL: u64 = 64 << 10;
 /// Maximum bytes of all larger bodies in memory, while they are received and until they are
 /// dropped. Fourteen documents of the maximum size.
@@ -109,7 +109,7 @@ impl Bodies {
             let total_permits = self.0.clone().acquire_many_owned(size).await;
             host_permits.ok().zip(total_permits.ok())
         };
-        // The host is not to blame for the wait.
+        // Not `TimedOut`, because a wait for the budget does not count as a timeout of the host.
         let taken = timeout_at(deadline, taking).await.ok().flatten();
         let (host_permits, total_permits) = taken.ok_or(ExchangeError::Busy)?;
         Ok(Part {
@@ -214,7 +214,8 @@ mod tests {
     async fn a_large_body_holds_its_part_until_it_is_dropped() {
         let bodies = Bodies::new();
         let deadline = Instant::now() + Duration::from_secs(5);
-        // Without a Content-Length the limit is taken, and the rest of it is given back at the end.
+        // Without a Content-Length, a body takes the whole limit and gives back the rest at its
+        // end.
         for response in [whole(1 << 20), without_length(16)] {
             let host = share();
             let body = bodies.read("x", response, MAX_DOCUMENT, &host, deadline);

@@ -39,8 +39,8 @@ use super::{
     token_endpoint::TokenEndpoints,
 };
 
-/// Maximum number of challenges that are answered for hosts that a registry redirects to: the first
-/// one, and another one if the cached token has expired.
+/// Maximum number of challenges that archaware answers after a redirect: the first challenge, and a
+/// second one if the cached token has expired.
 const MAX_REDIRECTED_CHALLENGES: usize = 2;
 /// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
@@ -98,7 +98,7 @@ impl Registry {
         self.http.limiters().keep(tenant, host);
     }
 
-    /// Number of hosts that get no requests from at least one principal at the moment.
+    /// Number of hosts that are paused for at least one principal.
     pub(crate) fn paused_hosts(&self) -> usize {
         self.http.limiters().paused_hosts()
     }
@@ -270,13 +270,13 @@ impl Registry {
             principal: token_key.credential,
             sent: AtomicU32::new(0),
         };
-        // At most three attempts: the first may use an expired token, the second gets the challenge
-        // for a new token.
-        for attempt in 0..3 {
+        // The first attempt may use a cached token that has expired. The second attempt uses the
+        // authorization that answers the challenge of the first one.
+        for attempt in 0..2 {
             let mut answer = sender.send(authorization.as_ref()).await?;
             if answer.status == StatusCode::UNAUTHORIZED && !host.endpoint.is_at(&answer.url) {
                 answer = self.answer_redirected(&sender, answer).await?;
-            } else if answer.status == StatusCode::UNAUTHORIZED && attempt < 2 {
+            } else if answer.status == StatusCode::UNAUTHORIZED {
                 if let Some(refused) = authorization.take() {
                     self.authorizations.forget(&token_key, &refused);
                     if attempt > 0 {
@@ -325,9 +325,8 @@ impl Registry {
             .await
     }
 
-    /// Answers the challenge of a host that the registry redirected to. It is that host's own
-    /// challenge, so it is answered anonymously, as the registry's credentials are not for that
-    /// host.
+    /// Answers the challenge of a host that the registry redirected to. Answers it anonymously,
+    /// because the registry's credentials must not be sent to that host.
     async fn answer_redirected(
         &self,
         sender: &Sender<'_>,
@@ -436,16 +435,17 @@ fn repository_of(url: &Url) -> String {
     path.get(..end).unwrap_or(path).to_owned()
 }
 
-/// The hosts of a registry that failed so far.
+/// The combined error of the hosts of a registry that failed so far.
 #[derive(Default)]
 pub(super) struct Failed {
     error: Option<ImageError>,
-    /// Whether the last one answered that it speaks no TLS.
+    /// Whether the last host that failed answered the TLS handshake without TLS.
     speaks_no_tls: bool,
 }
 
 impl Failed {
-    /// Plain HTTP is used only for a host that speaks no TLS (containerd's `httpFallback`).
+    /// Skips the plain HTTP fallback, unless the previous host speaks no TLS (containerd's
+    /// `httpFallback`).
     pub(super) fn skips(&self, host: &Host) -> bool {
         host.role == Role::Fallback && !self.speaks_no_tls
     }

@@ -20,15 +20,15 @@ use super::{
 };
 
 const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
-/// Clients differ only in their settings; most clusters need two.
+/// Maximum number of clients, one for each [`ClientSettings`]. Most clusters need two.
 const MAX_CLIENTS: usize = 64;
 /// How long an idle connection is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum number of hosts whose idle connections are kept. Users choose the hosts; with the limit
-/// of each host this bounds the connections, of some 40 KiB each.
+/// Maximum number of hosts whose idle connections are kept, because users choose the hosts and a
+/// connection needs some 40 KiB. `Clients::per_host` limits the connections of each host.
 const MAX_KEPT_HOSTS: usize = 32;
-/// Flow control windows of HTTP/2. A peer can fill them while archaware reads nothing, and the
-/// defaults are 2 and 5 MiB.
+/// Flow control windows of HTTP/2. Smaller than the defaults of 2 and 5 MiB, because a peer can
+/// fill them while archaware reads nothing.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Maximum bytes of a response's headers over HTTP/2.

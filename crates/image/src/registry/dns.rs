@@ -35,9 +35,9 @@ const MAX_PER_DOMAIN: usize = 8;
 const MAX_DOMAINS: usize = 1024;
 /// Timeout of one query. Shorter than a request's, so that a lost packet is sent again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long the answer for one address family waits for the answer for the other family. Longer
-/// than the 50 ms of RFC 8305, because a network may support only one family, and a lost packet is
-/// sent again after a third of a second.
+/// How long a lookup with addresses of one family waits for those of the other family. Longer than
+/// the 50 ms of RFC 8305, because the network may support only the other family, and a lost packet
+/// is sent again after a third of a second.
 const OTHER_FAMILY: Duration = Duration::from_secs(1);
 /// Maximum number of cached answers; each has some hundred bytes.
 const MAX_CACHED: u64 = 2048;
@@ -112,9 +112,9 @@ struct DnsInner {
 /// Whether local addresses are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum AddressCheck {
-    /// Unless the host is in `registries.allowLocalAddresses`.
+    /// Refused, unless the host is in `registries.allowLocalAddresses`.
     RefuseLocal,
-    /// The operator wrote the name into `hosts.toml`.
+    /// Allowed, because the operator wrote the name into `hosts.toml`.
     AllowAll,
 }
 
@@ -147,8 +147,8 @@ impl Dns {
         if search.is_empty() {
             search.extend(domain);
         }
-        // `candidates` appends the search domains instead of the resolver, for both address
-        // families together.
+        // The resolver gets no search domains, because `candidates` appends them, once for both
+        // address families.
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
         let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
         let resolver = builder.with_options(options).build();
@@ -294,9 +294,9 @@ async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, In
     }
 }
 
-/// The part of a name that identifies who controls its answers: the registered domain, or the part
-/// of a Service's name (`NAME.NAMESPACE.svc.…`) from the namespace on. A Service may be an alias of
-/// any name.
+/// The part of a name that identifies who controls its answers: the registered domain, or for a
+/// Service (`NAME.NAMESPACE.svc.…`) the part from the namespace on, because users of the namespace
+/// can make a Service an alias of any name (`ExternalName`).
 fn queue_key(name: &str) -> &str {
     match name.find(".svc.") {
         Some(svc) => name

@@ -85,7 +85,7 @@ pub(super) struct Limits {
 #[derive(Clone, Copy)]
 struct Hop {
     principal: Principal,
-    /// Whether no earlier one took part of the time.
+    /// Whether no earlier request in the chain used part of [`Limits::time`].
     has_full_time: bool,
 }
 
@@ -229,8 +229,8 @@ impl Http {
                     ExchangeError::Transport(error) => error.is_timeout(),
                     _ => false,
                 };
-                // A host that had less time, because an earlier one in the chain took it, is not to
-                // blame.
+                // If earlier requests in the chain used part of the time, the timeout is not
+                // counted against this host.
                 if timed_out && hop.has_full_time {
                     limiter.timed_out();
                 }

@@ -10,7 +10,7 @@ use super::dns::DnsError;
 pub(super) enum ExchangeError {
     Transport(reqwest::Error),
     TimedOut,
-    /// The process holds as many large bodies as it may.
+    /// The budget for large bodies had no room in time.
     Busy,
     Other(ImageError),
 }
@@ -57,8 +57,8 @@ fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
     ImageError::unanswered(what, why, source)
 }
 
-/// Whether a host answered the TLS handshake with something else, as a server without TLS does. A
-/// certificate that cannot be verified, or a host that does not answer, is no proof of that.
+/// Whether a host answered the TLS handshake with a message that is not TLS, as a plain HTTP server
+/// does. False if the certificate cannot be verified or the host does not answer.
 pub(super) fn speaks_no_tls(error: &ImageError) -> bool {
     let tls = error.source().and_then(find_cause::<rustls::Error>);
     matches!(tls, Some(rustls::Error::InvalidMessage(_)))
@@ -73,7 +73,7 @@ fn find_cause<'a, E: std::error::Error + 'static>(
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
-        // `io::Error` leaves the error that it wraps out of its sources.
+        // `io::Error::source` skips the wrapped error and returns the source of that error.
         let wrapped = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);

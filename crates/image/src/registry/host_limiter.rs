@@ -1,5 +1,5 @@
-//! Limits the requests to each registry host: their number at once, and no request while the host
-//! rate-limits the request's account or does not answer.
+//! Limits the concurrent requests to each registry host, and sends none while the host rate-limits
+//! the request's account or does not answer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -55,7 +55,7 @@ pub(super) struct HostLimiters {
 pub(super) struct HostLimiter {
     name: String,
     slots: Arc<Semaphore>,
-    /// Bytes of large bodies that it may have in memory.
+    /// One permit for each byte that the host's large bodies may have in memory.
     bodies: Arc<Semaphore>,
     state: Mutex<LimiterState>,
 }
@@ -122,7 +122,7 @@ impl HostLimiters {
         kept_hosts.truncate(MAX_KEPT);
     }
 
-    /// Number of hosts that get no requests from at least one principal.
+    /// Number of hosts that are paused for at least one principal.
     pub(super) fn paused_hosts(&self) -> usize {
         self.hosts
             .iter()

@@ -8,9 +8,9 @@ use super::{
     settings::TokenEndpoint,
 };
 
-/// Token servers of well-known registries on another domain of the same company. A registry is
-/// named by its host or a domain that it is in; `{}` is the label in front of that domain. Sources:
-/// the realms that these registries send.
+/// Well-known registries with a token server on another domain of the same company: the host or
+/// domain suffix of the registry, and the host of the token server. `{}` stands for the registry's
+/// label in front of the suffix. Source: the realms that these registries send.
 const WELL_KNOWN: &[(&str, &str)] = &[
     ("nvcr.io", "authn.nvidia.com"),
     ("registry.redhat.io", "sso.redhat.com"),
@@ -46,9 +46,10 @@ impl TokenEndpoints {
 
     /// Whether a registry's credential may be sent to a token endpoint.
     ///
-    /// Never over plain HTTP, unless the registry itself uses plain HTTP. To another host only if
-    /// it is under the registry's own domain (`auth.example.com` or `example.com` for
-    /// `registry.example.com`, `auth.quay.io` for `quay.io`), well known, or configured.
+    /// The token endpoint must use HTTPS, unless the registry itself uses plain HTTP. Its host must
+    /// be in the domain of the registry (`auth.quay.io` for `quay.io`) or in that domain's parent
+    /// (`example.com` or `auth.example.com` for `registry.example.com`), well known, or configured.
+    /// If the registry is on loopback, the token endpoint may be on loopback, too.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Reads artifacts by their own reference or attached to an image. References, credentials, mirrors
-//! and host limits are the same as for images.
+//! Reads artifacts that have their own reference or are attached to an image. References,
+//! credentials, mirrors and host limits work as for images.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,16 +23,15 @@ use super::{
     tag::ResolvedDigest,
 };
 
-/// Maximum number of images of an index to which artifacts may be attached: each costs a request.
-/// Real indexes have up to twenty.
+/// Maximum number of images of an index that are checked for attached artifacts: each costs a
+/// request. Real indexes have up to twenty images.
 const MAX_IMAGES: usize = 32;
 /// How many images of an index are looked up concurrently, like layers in an image pull.
 const CONCURRENT_READS: usize = 4;
-/// Maximum number of concurrent reads of attached documents for pods that do not ask for image
-/// selection.
+/// Maximum number of concurrent reads for [`Place::Attached`].
 pub(super) const MAX_ATTACHED_READS: usize = 16;
-/// Timeout of one read of attached documents, which continues when no pod waits any more. Enough
-/// for three requests.
+/// Timeout of one read for [`Place::Attached`], enough for three requests. The read continues when
+/// no pod waits for it any more.
 const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
 /// Which kind of artifact to read, and where to look for it.
@@ -224,7 +223,7 @@ impl ArtifactQuery {
         format!("{} {}", self.kind.name, layer.digest)
     }
 
-    /// The first layer of each of these groups of media types; `None` if there is none.
+    /// The first layer for each group of media types; `None` if no layer matches.
     async fn read_layers(
         self,
         source: &DocumentSource<'_>,
@@ -266,8 +265,8 @@ impl ArtifactQuery {
         Ok(ArtifactLayer {
             media_type: layer.media_type.clone(),
             digest: layer.digest.clone(),
-            // A copy, because large bodies of registries are counted against a budget as long as
-            // they are held.
+            // A copy, because a large response body takes part of a memory budget until it is
+            // dropped.
             bytes: Bytes::copy_from_slice(&bytes),
         })
     }
@@ -316,8 +315,8 @@ impl ResolverInner {
                     return Ok((content, false));
                 }
             }
-            // The document may be attached to an image. Attached artifacts can change while the
-            // image does not.
+            // The reference may name an image, to which the artifact is attached. The result
+            // expires, because attached artifacts can change while the image does not.
             let content = self.read_attached(context, &source, query, digest, &artifact);
             Ok((content.await?, true))
         };
@@ -438,7 +437,7 @@ impl ResolverInner {
             .registry
             .referrers(reference, image, query.kind.attached_type, credentials)
             .await?;
-        // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
+        // Parsed, because RFC 3339 allows offsets and fractions: texts do not sort like times.
         let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
         let newest = found
             .0
@@ -453,7 +452,8 @@ impl ResolverInner {
         let artifact = parse(&digest, &manifest)?;
         let none = || query.nothing_attached(image);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
-        // The registry's list of referrers is not trusted: the artifact must name the image itself.
+        // The registry's list of referrers is not trusted: the artifact's `subject` must be the
+        // image.
         if subject != Some(&*image.to_string()) {
             return Err(none());
         }

@@ -73,7 +73,7 @@ impl RequestContext {
             .collect()
     }
 
-    /// Scope of an answer that required `credential`, or none.
+    /// Scope of an answer. `credential`: the credential that the registry required, if any.
     pub(super) fn cache_scope(&self, credential: Option<Fingerprint>) -> CacheScope {
         match (self.isolated, credential) {
             (Some(_), _) => self.summary_scope(),

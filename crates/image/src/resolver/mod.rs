@@ -167,7 +167,7 @@ struct ResolverInner {
     metrics: Resolutions,
 }
 
-/// Lookups of a tag with the same result: same reference, credentials and freshness.
+/// Key of tag lookups. Lookups with the same reference, credentials and policy share a result.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct TagKey {
     reference: Reference,
@@ -175,8 +175,8 @@ struct TagKey {
     policy: PullPolicy,
 }
 
-/// Lookups of a document with the same result. Credentials are part of the key, because a document
-/// is fetched with the credentials of the request that started the lookup.
+/// Key of document lookups. Contains the credentials, because a document is fetched with the
+/// credentials of the request that started the lookup.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SummaryKey {
     digest: Digest,
@@ -314,8 +314,8 @@ impl Resolver {
         if let Some((found, summary)) = inner.cached(&context) {
             return Ok(context.resolved(found, &summary, MEMORY));
         }
-        // Taken before any lookup that is shared with other tenants, so that they do not wait for
-        // this tenant's slot.
+        // The slot is taken before any lookup that tenants share, so that other tenants do not wait
+        // for this tenant's slot.
         let registry = context.reference.registry();
         let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let found = self.resolve_digest(&context).await?;
@@ -349,7 +349,7 @@ impl Resolver {
             .collect())
     }
 
-    /// A request without its credentials.
+    /// The context of a request, still without credentials.
     fn context(&self, request: &ResolveRequest<'_>) -> Result<RequestContext, ImageError> {
         Ok(RequestContext {
             reference: self.reference(request.image)?,
@@ -390,7 +390,8 @@ impl Resolver {
             policy: context.policy,
         };
         let (inner, context) = (self.0.clone(), context.clone());
-        // Created only when needed, and boxed because thousands of pods may wait here at once.
+        // The future is created only when needed, and boxed because thousands of pods may wait
+        // here.
         let look_up = move || async move { inner.look_up(&context, ttl, loaded).await }.boxed();
         let (error, record) = match self.0.tags.run(key, look_up).await {
             Ok(found) => return Ok(found),
@@ -459,7 +460,7 @@ impl ResolverInner {
             .store_failure(&name, &context.fingerprints(), error);
     }
 
-    /// The digest of an image, if it is known without asking.
+    /// The digest of an image, if the reference contains it or a fresh tag is cached.
     fn cached_digest(&self, context: &RequestContext) -> Option<Digest> {
         match context.reference.version() {
             Version::Digest(digest) => Some(digest.clone()),

@@ -118,8 +118,8 @@ impl ResolverInner {
         };
         let without_containerd = recorded.is_err();
         let record = match recorded.unwrap_or_default() {
-            // An older record is only a fallback. Unless the policy is `Always`, this node
-            // would run the recorded image; the pod may run on another node, though.
+            // An older record is only a fallback: this node would run the recorded image (unless
+            // the policy is `Always`), but the pod may run on another node.
             Some(record) if record.age < ttl => {
                 return Ok(ResolvedDigest::recorded(record.digest));
             }
@@ -134,7 +134,7 @@ impl ResolverInner {
         }
     }
 
-    /// Asks the registry for the digest of a tag, unless it failed recently.
+    /// Asks the registry for the digest of a tag, unless this lookup failed recently.
     async fn request_tag(&self, context: &RequestContext) -> Result<ResolvedDigest, ImageError> {
         let (name, fingerprints) = (context.reference.to_string(), context.fingerprints());
         let Version::Tag(tag) = context.reference.version() else {

@@ -93,7 +93,7 @@ fn the_architectures_are_required_in_every_term_that_allows_more() {
         (json!([mixed, field]), Some(vec![0])),
         (json!([term("In", &["arm64"])]), None),
         (json!([term("In", &["arm64", "amd64"])]), None),
-        // Without it an autoscaler could make a node for s390x.
+        // Without the added expression an autoscaler could create an s390x node.
         (json!([term("In", &["arm64", "s390x"])]), Some(vec![0])),
         (json!([term("In", &["s390x"])]), Some(vec![0])),
         (json!([old, term("NotIn", &["s390x"])]), Some(vec![0, 1])),
@@ -133,7 +133,7 @@ fn a_node_selector_says_enough_if_the_images_allow_it() {
     assert!(!change(None, &[("zone", "a")]).is_empty());
 }
 
-/// Sets that share nothing: all of them are required of every term, once.
+/// If the sets share no architecture, archaware adds each set once to every term.
 #[test]
 fn a_contradiction_is_required_of_every_term() {
     let sets = [set(&["amd64"]), set(&["arm64", "s390x"]), set(&[])];

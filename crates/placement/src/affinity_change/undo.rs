@@ -24,13 +24,13 @@ pub struct AffinityUndo {
     pub preferred: Vec<usize>,
 }
 
-/// Removes what `change` added, as far as it is still there. Returns where it was.
+/// Removes the additions of `change` that are still in the affinity. Returns their positions.
 pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
     let mut undo = AffinityUndo::default();
     let Some(node) = &mut affinity.node_affinity else {
         return undo;
     };
-    // Everybody who may write a pod may write its annotations, and so the record.
+    // Everybody who may write a pod may write its annotations, so the record may be forged.
     let require = change
         .require
         .as_ref()
@@ -77,7 +77,7 @@ fn remove_expressions(
         holding.map(|(index, _)| index).collect()
     };
     let expressions = added.match_expressions.iter();
-    // The terms that have each expression are searched once, and not for each addition.
+    // For each expression, the terms that contain it are searched once, and not for each addition.
     let mut expressions: Vec<_> = expressions
         .map(|expression| (expression, holders(expression)))
         .collect();
@@ -105,9 +105,9 @@ fn remove_expressions(
     found
 }
 
-/// Removes the copies of repeated terms, and the added expressions from the first copy of each.
-/// Removes nothing if the copies are not where archaware puts them, because an author's term may
-/// equal an alternative.
+/// Restores repeated terms: removes the added expressions from the first copy of each term, and
+/// removes its other copies. Removes nothing if the copies are not where archaware puts them,
+/// because an author's term may equal an alternative.
 fn remove_repeated(
     terms: &mut Vec<NodeSelectorTerm>,
     require: &Require,

@@ -113,7 +113,8 @@ fn templates_follow_their_images_and_foreign_tolerations_stay() {
         (on(&["amd64"]), vec![amd.clone()], vec![]),
         (on(&["amd64"]), vec![amd.clone()], vec![amd.clone()]),
         (Decision::NoCommonArchitecture, vec![foreign], vec![]),
-        // The author tolerates the same by now: no rollout only to take archaware's away.
+        // The author now tolerates the same taint. archaware keeps its toleration, to avoid a
+        // rollout.
         (
             on(&["amd64"]),
             vec![amd.clone(), amd.clone()],

@@ -23,7 +23,7 @@ pub struct PodView<'a> {
     pub os: &'a Os,
     /// Tolerations in the API's form.
     pub tolerations: &'a [Value],
-    /// What selects its nodes.
+    /// The node selector and affinity that the author of the pod wrote.
     pub author: AuthorNodes<'a>,
     /// How its affinity may be changed.
     pub affinity: AffinityAccess,
@@ -36,7 +36,7 @@ pub enum AffinityAccess {
     Closed,
     /// It can be narrowed, as long as the pod has a scheduling gate.
     Narrowing,
-    /// Everything, on creation.
+    /// It can be changed in any way, because the pod is being created.
     Open,
 }
 
@@ -53,8 +53,8 @@ pub struct PodChange {
     /// Images to replace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageChange>,
-    /// The runtime class to set. Once it is set it stays: Kubernetes has added the overhead and the
-    /// scheduling of the class then.
+    /// The runtime class to set. archaware does not remove it later, because Kubernetes has by then
+    /// added the overhead and the scheduling of the class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_class: Option<String>,
 }
@@ -135,7 +135,7 @@ impl PlacementPolicy {
         if pod.affinity != AffinityAccess::Closed {
             change.images = demands.images().cloned().collect();
             // If the author selects only other architectures, and taints do not keep the pod away
-            // from them, archaware requires none.
+            // from these, archaware does not require `set`.
             let stays = |set: &&Architectures| {
                 pod.author.excludes_all(set) && !self.is_excluded(set, pod.author, pod.tolerations)
             };
@@ -163,7 +163,7 @@ impl PlacementPolicy {
     }
 }
 
-/// The preferences for some of these architectures.
+/// The preferences for these architectures, without those of weight 0.
 fn preferred_among(set: &Architectures, preferences: &Preferences) -> Vec<Preference> {
     let preferences = preferences.iter();
     let preferences =

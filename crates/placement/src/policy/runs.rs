@@ -15,14 +15,14 @@ pub struct NodePlatform<'a> {
     pub architecture: &'a str,
     /// Its variant, if it is known.
     pub variant: Option<NodeVariant>,
-    /// Its labels, which say whether it emulates another architecture. `None` stands for all nodes
-    /// of the architecture: if some of them emulate amd64, say, the answer is that nodes of this
-    /// architecture run images for amd64.
+    /// Its labels, which decide whether it emulates another architecture. `None` stands for all
+    /// nodes of the architecture: if some of them emulate amd64, nodes of this architecture count
+    /// as able to run amd64 images.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
 impl<'a> NodePlatform<'a> {
-    /// Of all nodes of an architecture and variant.
+    /// The platform of all nodes of an architecture and variant.
     pub fn of_all(architecture: &'a str, variant: Option<NodeVariant>) -> Self {
         Self {
             architecture,

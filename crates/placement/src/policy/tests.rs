@@ -173,7 +173,7 @@ proptest! {
         let forward = decide(&policy(), images.iter(), &linux);
         let backward = decide(&policy(), images.iter().rev().chain(images.iter()), &linux);
         prop_assert_eq!(&forward, &backward);
-        // A decided architecture is one of every image, or one that can run the image.
+        // Every image supports each decided architecture, or can run on it by compatibility.
         if let Decision::Architectures(shared) = &forward {
             for image in &images {
                 let native = image.architectures(&linux).unwrap();

@@ -24,9 +24,9 @@ pub(super) struct Proof {
     /// The level, as NFD names it; empty if there is none. Where NFD publishes levels, the features
     /// do not count: a hypervisor may hide a feature for which NFD has no label.
     pub(super) level: &'static str,
-    /// The variant whose features it also has; empty: none.
+    /// The lower variant whose features this variant includes; empty if there is none.
     pub(super) and_of: &'static str,
-    /// As NFD names them.
+    /// Features that the variant needs in addition to those of `and_of`, as NFD names them.
     pub(super) features: &'static [&'static str],
     /// CPU models that have this variant.
     pub(super) models: &'static [Models],
@@ -71,11 +71,11 @@ const fn level(
 
 /// From the lowest variant to the highest.
 ///
-/// amd64: the levels of the System V ABI. NFD publishes them since version 0.19. Before that it has
-/// no labels for most of their features (`attributeBlacklist`: SSE3 to SSE4.2, POPCNT, CX16, BMI1,
-/// BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and FMA3 without those of
-/// v3. A model proves nothing: Intel sold CPUs of one model with and without AVX2, and hypervisors
-/// hide features.
+/// amd64: the levels of the System V ABI. NFD publishes them since version 0.19. Earlier versions
+/// have no labels for most of their features (`attributeBlacklist`: SSE3 to SSE4.2, POPCNT, CX16,
+/// BMI1, BMI2, LZCNT, F16C). But every CPU with AVX has the features of v2, and every CPU with AVX2
+/// and FMA3 has those of v3. A model proves nothing: Intel sold CPUs of one model with and without
+/// AVX2, and hypervisors hide features.
 ///
 /// arm64: features that the versions of the architecture make mandatory, and that Linux reports
 /// (HWCAP). Armv9.m is Armv8.(5+m) with SVE2.
@@ -112,8 +112,8 @@ pub(super) const PROOFS: &[Proof] = &[
 ];
 
 /// CPUs with Armv8.2 or higher, by the part numbers in the Linux kernel's
-/// `arch/arm64/include/asm/cputype.h`. Models prove no more than that: from v8.3 on, pointer
-/// authentication is mandatory, and from v9 on SVE2, and hypervisors can switch off both (KVM:
+/// `arch/arm64/include/asm/cputype.h`. Models prove no higher version. Pointer authentication is
+/// mandatory from v8.3 on, and SVE2 from v9 on, but hypervisors can switch off both (KVM:
 /// `KVM_ARM_VCPU_PTRAUTH_ADDRESS`, `KVM_ARM_VCPU_SVE`).
 const ARMV8_2: &[Models] = &[
     // Cortex-A75 and A76, Neoverse N1 (Ampere Altra, AWS Graviton2), Cortex-A77 and A76AE.

@@ -89,8 +89,8 @@ fn labels_say_the_variant_of_a_node() {
     }
 }
 
-/// Each proof is for a known variant, contains the features of all variants whose images its
-/// variant runs, and comes after their proofs.
+/// Each proof is for a known variant. A variant that runs the images of another variant has a later
+/// proof, which contains the features of the other proof.
 #[test]
 fn proofs_are_in_order() {
     for (index, proof) in PROOFS.iter().enumerate() {
@@ -168,8 +168,8 @@ fn models_prove_a_variant() {
         ("arm64", "ARM", "53488", None),
         // Cortex-A72: Armv8.0.
         ("arm64", "ARM", "53379", None),
-        // Another vendor has numbers of its own. Microsoft's Cobalt 100 has that of Neoverse N2, of
-        // an unknown vendor.
+        // Each vendor has its own numbers. Microsoft's Cobalt 100 has the number of Neoverse N2,
+        // but a vendor that NFD does not know.
         ("arm64", "VendorUnknown", "54416", None),
         ("arm64", "Ampere", "53441", None),
         ("arm64", "ARM", "", None),
@@ -441,7 +441,7 @@ fn the_affinity_of_variants() {
     assert_eq!(both(prefer, "arm/v7,arm64/v8.2", false).0, shared);
 }
 
-/// `arm64/v9` is proven without what v8.6 needs, and v8.6 without SVE2.
+/// The proof of `arm64/v9` needs no feature that v8.6 adds, and the proof of v8.6 needs no SVE2.
 #[test]
 fn each_sufficient_variant_has_its_proof() {
     let policy = policy(UnknownVariants::Require);

@@ -241,7 +241,7 @@ fn normalised(mut pod: Value) -> Value {
     pod
 }
 
-/// What image selection may ask of nodes.
+/// Demands on nodes that image selection can make.
 fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
     let on = |key: &str, operator: &str, values: &[&str]| {
         let requirement = json!({"key": key, "operator": operator, "values": values});
@@ -277,9 +277,9 @@ fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
 }
 
 proptest! {
-    /// Whatever affinity the author has written: with archaware's additions, it selects those of
-    /// the author's nodes that suffice for the images. A second decision adds nothing, and the
-    /// additions can be removed again.
+    /// With archaware's additions, any affinity of the author selects those of the author's nodes
+    /// that suffice for the images. A second decision adds nothing, and the additions can be
+    /// removed again.
     #[test]
     fn affinity_of_variants_is_added_once_and_comes_off(
         terms in prop::option::of(prop::collection::vec(

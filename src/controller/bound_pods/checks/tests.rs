@@ -29,7 +29,7 @@ fn take(checks: &mut NodeChecks, now: Instant) -> (NodeCheck, Phase, Instant) {
 fn a_node_is_looked_at_before_and_after() {
     let (mut checks, now) = (NodeChecks::default(), Instant::now());
     assert!(!checks.take_permission("1", "n", &arm(), now));
-    // Asked again, for example because its labels change.
+    // The node is reconciled again, for example because its labels changed.
     assert!(!checks.take_permission("1", "n", &arm(), now + SECOND));
     let (check, phase, due) = take(&mut checks, now);
     assert_eq!((phase, due), (Phase::BeforeTaint, now + phase.quiet()));
@@ -37,7 +37,7 @@ fn a_node_is_looked_at_before_and_after() {
     assert!(!checks.take_permission("1", "n", &arm(), due));
     assert!(checks.record(&check, phase, CheckResult::Tolerated, due) && checks.waiting() == 0);
     assert!(checks.take_permission("1", "n", &arm(), due));
-    // It has its taint.
+    // Now the node has its taint.
     for _ in 0..2 {
         checks.recheck("1", "n", &arm(), due);
     }

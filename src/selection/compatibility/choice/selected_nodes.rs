@@ -18,8 +18,8 @@ use super::{
 
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
-/// Maximum number of entries whose rules become node affinity, and of expressions of one entry that
-/// are read for this: an entry with more is too large for a pod.
+/// Maximum number of entries whose rules become node affinity, and of expressions in such an entry.
+/// The affinity for an entry with more expressions would be too large for a pod.
 const MAX_ENTRIES: usize = 2 * MAX_TERMS;
 const MAX_EXPRESSIONS: usize = 4 * MAX_REQUIREMENTS;
 /// Maximum number of comparisons that check the affinity of one entry.
@@ -109,10 +109,10 @@ impl SelectedNodes {
 type Expressed<'a> = (&'a Compatibility, NodeSet);
 
 impl<'a> Choice<'a> {
-    /// Requirements on nodes: the rules themselves, so that they also select nodes that join later.
-    /// The values that the groups have replace regular expressions and versions. If labels do not
-    /// express the rules of NFD, the requirements name the nodes; `None` if that is not possible
-    /// either, or the requirements are too large for a pod.
+    /// The requirements on nodes. They express the rules, so that they also select nodes that join
+    /// later. Label values of current nodes replace regular expressions and versions. If labels
+    /// cannot express the rules of NFD, the requirements name the nodes. `None` if both are
+    /// impossible, or if the requirements are too large for a pod.
     pub fn nodes(&self) -> Option<SelectedNodes> {
         let best = (self.best.entry, self.alternatives(&self.best)?);
         // Further entries with the same image may be left out: they only widen the affinity.
@@ -134,8 +134,8 @@ impl<'a> Choice<'a> {
         Some(nodes).filter(|nodes| !nodes.is_large())
     }
 
-    /// The weights as preferences, for a pod that does not ask for a selection. Entries without a
-    /// weight are left out, and so are rules that labels and names of nodes cannot express.
+    /// The weights as preferences, for an image that is not selected. Entries without a weight are
+    /// left out, and so are entries whose rules neither labels nor names of nodes can express.
     pub fn preferred(&self) -> Vec<(&'a Compatibility, WeightedTerm)> {
         let fits = self.fits().take(MAX_ENTRIES);
         let fits: Vec<_> = fits.filter_map(|fit| self.expressed(fit)).collect();
@@ -163,13 +163,13 @@ impl<'a> Choice<'a> {
         Some((fit.entry, self.alternatives(fit)?))
     }
 
-    /// The nodes that an entry fits; `None` if labels and names of nodes cannot describe them.
+    /// The nodes that an entry fits; `None` if neither labels nor names can describe these nodes.
     fn alternatives(&self, fit: &Fit<'_>) -> Option<NodeSet> {
         // Some node satisfies the rules, so "no node" cannot be right here.
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
         match self.keys {
             RuleKeys::Labels => by_labels,
-            // NFD makes no labels for most features.
+            // NFD makes no labels for most features, so labels may select other nodes than rules.
             RuleKeys::Features => by_labels
                 .filter(|term| self.selects_what_fits(fit, term))
                 .or_else(|| fit.by_hosts()),
@@ -329,7 +329,7 @@ impl Fit<'_> {
     }
 }
 
-/// The nodes of both sets; `None` if that set would have too many terms.
+/// The intersection of two sets; `None` if it would have too many terms.
 fn product(set: &NodeSet, other: &NodeSet) -> Option<NodeSet> {
     (set.terms().len() * other.terms().len() <= MAX_TERMS).then(|| set.and(other))
 }

@@ -26,8 +26,8 @@ impl CompatibilityDocument {
         let mut whole = Self::without_rules();
         whole.keys = RuleKeys::Features;
         let documents: Vec<_> = documents.into_iter().collect();
-        // The runtime decides which of several variants a node takes, so the variants with a
-        // document also limit the variants without one.
+        // The runtime decides which of several variants a node pulls, so the variants with a
+        // document also limit the variants without a document.
         let is_same = |platform: &Platform, other: &Platform| {
             (platform.os(), platform.architecture()) == (other.os(), other.architecture())
         };

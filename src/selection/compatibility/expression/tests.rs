@@ -32,7 +32,7 @@ fn check(rows: &[Row]) {
     }
 }
 
-/// Every operator of both formats that compares texts, worked out from their published meaning.
+/// Every operator on texts, in both formats. Expected results follow the formats' documentation.
 #[test]
 fn every_operator() {
     check(&[

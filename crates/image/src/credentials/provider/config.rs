@@ -197,8 +197,8 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
             });
         }
         if provider.token_attributes.is_some() {
-            // Such plugins need tokens of the pods' ServiceAccounts, a permission that archaware
-            // should not have.
+            // Such plugins need tokens of the pods' ServiceAccounts. archaware should not have
+            // the permission to create such tokens.
             tracing::warn!(
                 plugin = provider.name,
                 "tokenAttributes are not supported; the plugin is not run"

@@ -21,15 +21,15 @@ use config::Provider;
 pub use config::ProviderError;
 use protocol::CacheKey;
 
-/// Maximum number of cached answers. Each plugin decides whether one applies to an image, a
-/// registry or everything.
+/// Maximum number of cached answers. The plugin decides whether an answer applies to an image, a
+/// registry or all images.
 const MAX_ANSWERS: usize = 1024;
 /// How long a failed plugin is not run again for the same image.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
 /// Cache key of answers that apply to every image. Also the key of a plugin's first run, because
 /// only its answer shows the plugin's `cacheKeyType`.
 const GLOBAL: &str = "global";
-/// How often a caller joins a run for another image in the hope that its answer applies.
+/// How often a caller waits for the run of another image, whose answer may apply to its own image.
 const MAX_JOINS: usize = 2;
 
 /// The plugins of a node.
@@ -42,8 +42,8 @@ pub struct Providers {
 
 struct Shared {
     answers: ExpiringCache<(usize, String), Arc<Keyring>>,
-    /// Images for which a plugin failed, until it may run for them again. Asked last, so that a
-    /// failure hides no answer.
+    /// Images for which a plugin failed, until it may run for them again. Looked up after
+    /// `answers`, so that a failure hides no cached answer.
     failures: ExpiringCache<(usize, String), ()>,
     /// What the last answer of each plugin applied to; `None` before the first one.
     applies_to: Vec<Mutex<Option<CacheKey>>>,
@@ -78,7 +78,8 @@ fn cache_key(applies_to: CacheKey, image: &Reference) -> String {
 }
 
 impl Shared {
-    /// The narrowest answer that is cached for an image.
+    /// The cached answer with the narrowest `cacheKeyType` that applies to an image. An empty
+    /// keyring if there is none and the plugin failed recently.
     fn cached(&self, index: usize, image: &Reference) -> Option<Arc<Keyring>> {
         let keys = [CacheKey::Image, CacheKey::Registry, CacheKey::Global];
         let mut keys = keys.into_iter();
@@ -91,7 +92,7 @@ impl Shared {
         known.or_else(failed)
     }
 
-    /// The cached answer, as an answer for that image.
+    /// The cached answer, as an [`Answer`] that applies only to that image.
     fn answer(&self, index: usize, image: &Reference) -> Option<Answer> {
         let keyring = self.cached(index, image)?;
         Some(Answer {
@@ -134,7 +135,7 @@ impl Providers {
         })
     }
 
-    /// The credentials of all matching plugins, as one keyring.
+    /// The credentials for an image from the combined keyring of all matching plugins.
     pub(super) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let suiting = self
             .list

@@ -232,7 +232,7 @@ async fn time_in_the_line_does_not_count() {
     );
     node.plugin("plug", &auth);
     let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
-    // Its answers are known to apply to one image each.
+    // This answer shows that each answer of the plugin applies to one image.
     users(&providers, "r.io/first").await;
     node.plugin("plug", &format!("sleep 3\n{auth}"));
     let images: Vec<String> = (0..8).map(|n| format!("r.io/{n}")).collect();
@@ -243,8 +243,8 @@ async fn time_in_the_line_does_not_count() {
     assert_eq!(node.runs("plug"), 9);
 }
 
-/// All images wait for the first run, which shows what answers apply to. If that run hangs, the
-/// other images must still get credentials.
+/// All images wait for the first run, because only its answer shows the `cacheKeyType`. If that run
+/// hangs, the other images must still get credentials.
 #[tokio::test]
 async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
     let node = Node::new();
@@ -266,7 +266,7 @@ async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
     let (hanging, other) = tokio::join!(hanging, other);
     assert!(hanging.is_empty());
     assert_eq!(other, ["u:p"]);
-    // Later ones need not wait for it at all.
+    // Later images do not wait for the run that hangs.
     let started = Instant::now();
     assert_eq!(users(&providers, "s.io/x").await, ["u:p"]);
     assert!(
@@ -276,7 +276,7 @@ async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
     );
 }
 
-/// Callers that go away while they wait for their turn leave no run behind.
+/// A caller whose future is dropped while it waits for a slot starts no run.
 #[tokio::test]
 async fn runs_that_nobody_waits_for_are_not_begun() {
     let node = Node::new();
@@ -334,7 +334,7 @@ async fn a_slow_plugin_ends_its_work_for_the_next_attempt() {
     );
     node.plugin("plug", &format!("sleep 1\n{auth}"));
     let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
-    // A pod that no longer waits.
+    // The caller stops waiting before the plugin answers.
     let waited =
         tokio::time::timeout(Duration::from_millis(100), users(&providers, "r.io/a")).await;
     assert!(waited.is_err());

@@ -38,7 +38,7 @@ impl Registry {
             let asked = self.referrers_at(host, reference, digest, artifact_type, credentials);
             match asked.await {
                 Ok(mut found) => {
-                    // A mirror may lack attached artifacts.
+                    // Only the registry's own empty answer counts: a mirror may lack the artifacts.
                     is_answered |= host.role == Role::Origin;
                     // A registry may ignore the filter.
                     found
@@ -121,8 +121,8 @@ impl Registry {
     }
 }
 
-/// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a
-/// registry cannot send the request, and its credential, elsewhere.
+/// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is used, so
+/// that a registry cannot direct the request and its credential to another host.
 fn next_query(header: &str) -> Option<String> {
     // Several links are separated by commas; the text in <…> may contain commas, too.
     header.split('<').skip(1).find_map(|link| {

@@ -93,7 +93,7 @@ fn answer(query: &Message, names: &[(&str, &[&str])]) -> Option<Message> {
 const NAMES: &[(&str, &[&str])] = &[
     ("registry.test", &["192.0.2.1", "2001:db8::1"]),
     ("private.test", &["10.0.0.1"]),
-    // Its question for IPv6 is never answered.
+    // The name server never answers the AAAA query for this name.
     ("half.test", &["192.0.2.3"]),
     ("loop.test", &["127.0.0.1"]),
     ("metadata.test", &["169.254.169.254"]),
@@ -203,7 +203,7 @@ async fn search_domains_and_the_hosts_file() {
         ("registry.example.hosts", Some("192.0.2.78")),
         ("reg.", None),
     ] {
-        // The second time from memory.
+        // The second lookup tests the cached answer.
         for _ in 0..2 {
             let found = addresses(&dns, name, AddressCheck::RefuseLocal).await;
             let expected = expected.map(|address| vec![address.to_owned()]);

@@ -18,7 +18,7 @@ pub(super) struct HostEntry {
     pub(super) pulls: bool,
     pub(super) resolves: bool,
     pub(super) ca: Vec<PathBuf>,
-    /// Pairs of certificate and key; without a key the file holds both.
+    /// Pairs of certificate and key files. Without a key file, the certificate file holds both.
     pub(super) clients: Vec<(PathBuf, Option<PathBuf>)>,
     pub(super) skip_verify: Option<bool>,
     pub(super) headers: HeaderMap,
@@ -124,7 +124,7 @@ fn entry(
             .unwrap_or_default(),
         dial_timeout: text_of(fields, "dial_timeout")?
             .map(|text| {
-                // containerd treats empty text as none.
+                // containerd treats an empty text as no timeout.
                 let text = if text.is_empty() { "0" } else { text };
                 archaware_base::duration::parse(text).ok_or_else(|| wrong_type("dial_timeout"))
             })
@@ -147,8 +147,8 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, HostsFileError> {
     }
     url.set_query(None);
     url.set_fragment(None);
-    // `Url` has resolved `.` and `..`. Go's `path.Clean` also removes duplicate and trailing
-    // slashes.
+    // Cleans the path like Go's `path.Clean`: `Url` has resolved `.` and `..`, and this removes
+    // duplicate and trailing slashes.
     let parts = url.path().split('/').filter(|part| !part.is_empty());
     let mut path: String = parts.flat_map(|part| ["/", part]).collect();
     if !override_path && !path.ends_with("/v2") {
@@ -158,7 +158,8 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, HostsFileError> {
     Ok(url)
 }
 
-/// Parses a file with certificate and key, a list of such files, or a list of pairs.
+/// Parses `client`: the path of a file with certificate and key, a list of such paths, or a list of
+/// pairs of paths.
 fn parse_client_certificates(
     folder: &Path,
     value: &Value,

@@ -39,7 +39,7 @@ pub(crate) struct Host {
     pub(super) endpoint: Endpoint,
     /// Whether content may be fetched from it.
     pub(super) pulls: bool,
-    /// Whether its answer about a tag is used.
+    /// Whether this host may resolve tags to digests (capability `resolve`).
     pub(super) resolves: bool,
     pub(super) role: Role,
     /// Sent with each request to this address only. May contain secrets.
@@ -183,8 +183,8 @@ impl Hosts {
                 }
                 known
             }
-            // Earlier settings are better than none, and a disk that hangs is not read again at
-            // once.
+            // Uses the earlier settings again. The new `read` time delays the next access to a
+            // disk that hangs.
             (None, Some(before)) => CachedHosts {
                 read: Instant::now(),
                 ..before

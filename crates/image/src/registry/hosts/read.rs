@@ -129,7 +129,7 @@ fn certificates(folder: &Path) -> HostEntry {
         ca: with("crt").collect(),
         clients: with("cert")
             .map(|path| {
-                // Without a key beside it, the file holds both.
+                // A certificate file without a key file beside it also holds the key.
                 let key = Some(path.with_extension("key"));
                 (path, key.filter(|key| key.exists()))
             })
@@ -184,8 +184,7 @@ fn addresses(
         pulls: entry.pulls,
         resolves: entry.resolves,
         role,
-        // The fallback repeats an https address without TLS, so it gets no headers: they may hold
-        // secrets.
+        // The fallback uses plain HTTP, so it gets no headers, because headers may hold secrets.
         headers: match role {
             Role::Origin | Role::Mirror => entry.headers.clone(),
             Role::Fallback => HeaderMap::new(),

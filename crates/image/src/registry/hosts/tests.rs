@@ -131,8 +131,8 @@ async fn the_first_folder_that_exists_counts() {
             "pro https://{name}.example/v2/app/manifests/v1?ns=reg.io:5000"
         )]
     };
-    // A colon is not allowed in a host name. The file is rejected, and the registry is asked
-    // directly.
+    // The address `https://reg.io:5000.example` has a malformed port. So the file is rejected, and
+    // the registry is asked directly.
     assert_eq!(
         urls(&roots, "reg.io:5000/x").await,
         ["pro https://reg.io:5000/v2/app/manifests/v1"]
@@ -311,7 +311,7 @@ async fn a_default_for_all_registries_is_none_of_them() {
         shown(hosts_of(&[root.path()], "ghcr.io/x").await),
         [Role::Mirror]
     );
-    // In the registry's own folder it is the registry's address.
+    // In the registry's own folder, `server` is the registry's address.
     write("ghcr.io");
     assert_eq!(
         shown(hosts_of(&[root.path()], "ghcr.io/x").await),

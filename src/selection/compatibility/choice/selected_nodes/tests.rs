@@ -254,7 +254,7 @@ fn features_become_labels_or_names() {
     );
 }
 
-/// As the API server checks it (`ValidateNodeSelectorRequirement`).
+/// Whether the API server accepts a requirement (`ValidateNodeSelectorRequirement`).
 fn is_valid(requirement: &Requirement) -> bool {
     let values = &requirement.values;
     let are_values = values
@@ -341,9 +341,9 @@ fn large_choices_are_refused() {
 }
 
 proptest! {
-    /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes;
-    /// its node affinity selects exactly the nodes that satisfy its rules, or those of another
-    /// entry of the same image.
+    /// The chosen entry has the highest weight of the entries that fit, in any order of the nodes.
+    /// The node affinity selects exactly the nodes that satisfy the rules of this entry or of
+    /// another entry with the same image.
     #[test]
     fn the_choice_and_its_affinity(
         entries in prop::collection::vec((
