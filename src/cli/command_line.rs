@@ -1,4 +1,4 @@
-//! The command line for clap: under the name by which the program was called, with examples.
+//! The command line for clap, with examples. Its name is the name by which the program was called.
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use super::{duration, mistakes::Mistakes};
 /// Minimum lifetime of a certificate. It leaves time to publish the authority, and for every
 /// replica to load the certificate.
 const MIN_LIFETIME: Duration = Duration::from_mins(1);
-/// Minimum budget: a shorter one would mean not to wait, for which there is `onMiss: pass`.
+/// Minimum budget. A shorter budget would mean not to wait, which `onMiss: pass` expresses.
 const MIN_BUDGET: Duration = Duration::from_millis(10);
 /// The API server's own limit for a webhook is 30 s, too long for the creation of a pod.
 const MAX_BUDGET: Duration = Duration::from_secs(10);

@@ -185,9 +185,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
             .patch::<R::Object>(&name, write.patch)
             .await;
         let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
-        // If the API server rejected the client, not the content, it also rejects the removal of
-        // the gate. If it accepted the removal a moment later, the pod would be scheduled without
-        // its decision.
+        // If the API server rejected the client, not the content, the gate must stay. The API
+        // server would probably reject its removal too; if it accepted the removal a moment
+        // later, the pod would be scheduled without its decision.
         let is_about_content =
             matches!(&outcome, PatchOutcome::Failed(error) if error.is_about_content());
         let refusals = if refused {

@@ -130,7 +130,7 @@ pub struct ReportedWorkload {
     pub answers: Vec<Answer>,
     /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
-    /// Its pods on nodes on which one of their images, or a program in it, does not run.
+    /// Its pods on nodes that do not run one of their images, or a program in an image.
     pub misplaced: Vec<MisplacedPod>,
 }
 

@@ -30,11 +30,11 @@ pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
     max_size: MAX_SIZE as u64,
 };
 
-/// Estimated number of cached documents, by which the cache is first sized.
+/// Estimated number of cached documents; sets the initial size of the cache.
 const ESTIMATED_DOCUMENTS: usize = 512;
 /// Maximum bytes of memory for cached documents. There is room for thousands of the usual size.
 const MAX_MEMORY: u64 = 32 * 1024 * 1024;
-/// Bytes of memory for an error, and for a document in addition to its elements.
+/// Bytes of memory that an error or a document counts for. The elements of a document are added.
 const MIN_MEMORY: usize = 1024;
 
 type Parsed = Result<Arc<CompatibilityDocument>, ImageError>;

@@ -76,11 +76,11 @@ impl Reference {
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
             return Err(invalid("the repository must be lower-case"));
         }
-        // `is_path_component`: Go accepts a first component that is no domain name (with an
-        // underscore) as a part of the path, but containerd then uses it as host.
         if registry.len() > MAX_HOST {
             return Err(invalid("the registry's host is longer than 255 characters"));
         }
+        // For Go, a first component that is not a domain name (for example, because of an
+        // underscore) is a part of the path, but containerd uses it as host. So both forms count.
         if !is_registry(&registry) && !is_path_component(&registry) {
             return Err(invalid("the registry's host or port is malformed"));
         }

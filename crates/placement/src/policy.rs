@@ -292,9 +292,9 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// Whether the author of a pod selects none of these architectures, and the taint of at least
-    /// one architecture that the author selects keeps the pod away. An autoscaler would then create
-    /// nodes that the pod cannot use, again and again.
+    /// Whether the author of a pod selects only architectures outside of this set, and the taint of
+    /// at least one of them keeps the pod away. An autoscaler would then create nodes that the pod
+    /// cannot use, again and again.
     pub fn is_excluded(
         &self,
         architectures: &Architectures,

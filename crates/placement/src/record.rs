@@ -104,7 +104,8 @@ pub fn fitting(mut change: PodChange) -> PodChange {
     change
 }
 
-/// Where the additions are in a pod. Each index applies after the removals before it.
+/// Where the additions are in a pod. Each index is valid once the removals that are listed
+/// before it have been made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundAdditions {
     /// Indexes of tolerations.

@@ -178,7 +178,8 @@ fn parse_entry(text: &str) -> Result<(Architecture, Variants), UnknownName> {
         Some("") => return Err(unknown()),
         Some(_) => {
             let normalised = platform.variant();
-            // Normalisation makes the lowest variant empty, and also text that cannot be a name.
+            // Normalisation empties the lowest variant, but also any text that cannot be a name.
+            // Only the former is meant here.
             let lowest = ["v1", "v8", "8", "v8.0", "8.0"];
             let is_lowest = normalised.is_empty()
                 && lowest.contains(&&*variant.unwrap_or_default().to_ascii_lowercase());

@@ -46,7 +46,7 @@ pub struct Choice<'a> {
     pub(super) considered: Vec<NodeGroup<'a>>,
 }
 
-/// Maximum number of entries in the message for a pod for which no image was selected.
+/// Maximum number of entries in the message for a pod without a selected image.
 const MAX_EXPLAINED: usize = 8;
 
 /// Why no entry is chosen.

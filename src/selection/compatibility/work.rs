@@ -15,7 +15,7 @@ pub(super) struct Work {
 /// The work of the conditions on a feature of Node Feature Discovery.
 #[derive(Clone, Copy, Debug, Default)]
 struct FeatureWork {
-    /// The work for flags and attributes together, and again for each instance.
+    /// The work for all flags and attributes together. The same is added for each instance.
     elements: usize,
     /// The work for each name of an element.
     names: usize,

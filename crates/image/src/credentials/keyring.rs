@@ -191,8 +191,8 @@ fn glob_matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Whether `c` is in the class at the start of `pattern` (which begins after the `[`), and the
-/// pattern after the class. `None` if the class is malformed.
+/// Returns whether `c` is in the class that `pattern` starts with, and the rest of `pattern` after
+/// that class. The `[` is already removed. `None` if the class is malformed.
 fn class(pattern: &[char], c: char) -> Option<(bool, &[char])> {
     let (negated, pattern) = match pattern.split_first() {
         Some(('^', rest)) => (true, rest),

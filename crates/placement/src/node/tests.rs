@@ -216,8 +216,8 @@ fn a_forged_record_removes_no_taint_of_others() {
         let removed = case.decide().0.and_then(|change| change.remove);
         assert_eq!(removed, None, "{forged}");
     }
-    // The key `dedicated` may come from an earlier configuration that is no longer known, but only
-    // with an architecture as value. The key of `ARM` is known.
+    // A taint with the key `dedicated` may come from an earlier configuration that is no longer
+    // known, but only if its value is an architecture. The key of `ARM` is known.
     let unknown = |text: &str| {
         let case = Case::default().owned(text).tainted(text);
         of_unknown_key(&case.node(), &keys()).is_some()

@@ -8,7 +8,7 @@ use archaware_platform::{Architectures, ImageArchitectures};
 use super::PlacementPolicy;
 use crate::{NodeVariant, node_view::NodeView, suffices};
 
-/// A node, as far as it decides which images it runs.
+/// The properties of a node that decide which images it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct NodePlatform<'a> {
     /// `status.nodeInfo.architecture`.

@@ -349,7 +349,8 @@ proptest! {
                 }
             }
         }
-        // An image is not selected again for an existing pod, whose terms cannot be repeated.
+        // The second case is an existing pod: no image is selected again, and its terms
+        // cannot be repeated.
         for (selected, terms_are_open) in [(selected.as_ref(), true), (None, false)] {
             let again = change(&pod_after, selected, terms_are_open);
             prop_assert!(again.is_empty(), "{:?} {}", again, after);
