@@ -161,7 +161,7 @@ async fn the_error_without_a_cluster_is_one_line() {
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
         let error = String::from_utf8(ended.expect("it ends").unwrap().stderr).unwrap();
         assert!(
-            error.contains("no cluster: name a kubeconfig") && error.contains("nowhere"),
+            error.contains("cannot read the kubeconfig") && error.contains("nowhere"),
             "{error}"
         );
         assert_eq!(error.lines().count(), 1, "{command}: {error}");

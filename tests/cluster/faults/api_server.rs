@@ -218,7 +218,7 @@ async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
 /// fit into the memory.
 #[tokio::test]
 async fn pages_of_large_objects_are_read_in_small_pages() {
-    const PODS: usize = 60;
+    const PODS: usize = 30;
     const SIZE: usize = 1 << 20;
     let cluster = TestCluster::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
     let names: Vec<String> = (0..PODS).map(|n| format!("large-{n}")).collect();
