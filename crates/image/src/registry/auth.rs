@@ -291,6 +291,7 @@ impl TokenRequest {
             form: None,
             transport: self.transport.clone(),
             check: self.check,
+            has_known_digest: false,
             attempt: 1,
         };
         match self.credential.as_ref().map(Credential::secret) {

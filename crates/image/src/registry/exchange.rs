@@ -57,6 +57,10 @@ pub(super) struct HttpRequest {
     pub(super) form: Option<String>,
     pub(super) transport: Arc<Transport>,
     pub(super) check: AddressCheck,
+    /// Whether the caller verifies the body by a digest that it knows already. Such a request may
+    /// follow a redirect to plain HTTP, as containerd does: object stores of some registries speak
+    /// no TLS.
+    pub(super) has_known_digest: bool,
     /// Counts from 1.
     pub(super) attempt: u32,
 }
@@ -106,7 +110,7 @@ impl HttpRequest {
         if url.host() != self.url.host() && names_local(&url) && !names_local(&self.url) {
             return Err("it redirects to an address of this machine");
         }
-        if self.url.scheme() == "https" && url.scheme() != "https" {
+        if self.url.scheme() == "https" && url.scheme() != "https" && !self.has_known_digest {
             return Err("it redirects from https to http");
         }
         if url.origin() == self.url.origin() {
@@ -339,6 +343,34 @@ mod tests {
             let headers = HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]);
             let pause = retry_after(&headers, SystemTime::UNIX_EPOCH);
             prop_assert!((Duration::from_secs(1)..=MAX_RETRY_AFTER).contains(&pause));
+        }
+    }
+
+    #[test]
+    fn only_blobs_follow_redirects_to_plain_http() {
+        let request = |has_known_digest| HttpRequest {
+            peer: Peer::Registry,
+            method: Method::GET,
+            url: Url::parse("https://reg.io/v2/a/blobs/x").unwrap(),
+            headers: HeaderMap::new(),
+            origin_headers: HeaderMap::from_iter([(AUTHORIZATION, "secret".parse().unwrap())]),
+            form: None,
+            transport: Arc::default(),
+            check: AddressCheck::AllowAll,
+            has_known_digest,
+            attempt: 1,
+        };
+        for target in ["http://store.io/x", "http://reg.io/v2/a/blobs/x"] {
+            let target = Url::parse(target).unwrap();
+            let why = request(false).redirected(target.clone()).err();
+            assert_eq!(why, Some("it redirects from https to http"));
+            let redirected = request(true).redirected(target.clone()).unwrap();
+            assert_eq!(redirected.url, target);
+            assert!(
+                redirected.origin_headers.is_empty(),
+                "the credential stays behind"
+            );
+            assert_eq!(redirected.check, AddressCheck::RefuseLocal);
         }
     }
 

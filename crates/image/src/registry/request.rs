@@ -44,6 +44,8 @@ impl RegistryRequest<'_> {
             form: None,
             transport: host.transport.clone(),
             check: host.check,
+            // A manifest may be requested by its tag.
+            has_known_digest: self.path.starts_with("blobs/"),
             attempt,
         })
     }
