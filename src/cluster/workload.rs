@@ -26,7 +26,8 @@ pub struct Workload {
     pub name: NamespacedName,
     /// The pod template; for a pod, the pod itself.
     pub template: PodTemplate,
-    /// The number of pods that it wants; `None` if its kind has no such field.
+    /// The number of pods that it runs at the same time: its replicas, or the parallelism of a Job;
+    /// `None` if its kind has no such field.
     pub replicas: Option<u64>,
     /// The label selector of its pods.
     pub selector: Option<String>,
@@ -62,11 +63,7 @@ impl Workload {
         })?;
         Ok(Some(Self {
             selector: selector(object.pointer("/spec/selector")),
-            // The API has an i32. A file may have any number.
-            replicas: object
-                .pointer("/spec/replicas")
-                .and_then(Value::as_u64)
-                .map(|replicas| replicas.min(i32::MAX as u64)),
+            replicas: pods_at_once(object),
             name: NamespacedName {
                 namespace: text("/metadata/namespace").map(str::to_owned),
                 name: name.to_owned(),
@@ -80,6 +77,26 @@ impl Workload {
     /// Whether it is a pod.
     pub fn is_pod(&self) -> bool {
         self.kind == "Pod"
+    }
+}
+
+/// The number of pods that an object runs at the same time.
+fn pods_at_once(object: &Value) -> Option<u64> {
+    // The API has an i32. A file may have any number.
+    let number = |place: &str| {
+        let number = object.pointer(place).and_then(Value::as_u64);
+        number.map(|number| number.min(i32::MAX as u64))
+    };
+    // A Job starts no more pods than have to complete.
+    let of_job = |spec: &str| {
+        let parallelism = number(&format!("{spec}/parallelism")).unwrap_or(1);
+        let completions = number(&format!("{spec}/completions"));
+        completions.map_or(parallelism, |completions| completions.min(parallelism))
+    };
+    match object.get("kind").and_then(Value::as_str) {
+        Some("Job") => Some(of_job("/spec")),
+        Some("CronJob") => Some(of_job("/spec/jobTemplate/spec")),
+        _ => number("/spec/replicas"),
     }
 }
 
@@ -203,6 +220,36 @@ mod tests {
             assert_eq!(found.name.to_string(), "n/a");
         }
         assert!(Workload::read(&json!(7)).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_pods_of_a_job_are_its_parallelism() {
+        let template = json!({"spec": {"containers": [{"image": "a"}]}});
+        let job = |parallelism: Value, completions: Value| json!({"template": template, "parallelism": parallelism, "completions": completions});
+        let cron = |job: Value| json!({"jobTemplate": {"spec": job}});
+        for (kind, spec, expected) in [
+            ("Job", job(json!(8), json!(null)), Some(8)),
+            ("Job", job(json!(8), json!(3)), Some(3)),
+            ("Job", job(json!(null), json!(3)), Some(1)),
+            ("Job", job(json!(0), json!(null)), Some(0)),
+            (
+                "Job",
+                job(json!(u64::MAX), json!(null)),
+                Some(i32::MAX as u64),
+            ),
+            ("CronJob", cron(job(json!(8), json!(null))), Some(8)),
+            (
+                "Deployment",
+                json!({"template": template, "replicas": 4, "parallelism": 8}),
+                Some(4),
+            ),
+            ("DaemonSet", json!({"template": template}), None),
+        ] {
+            let found = Workload::read(&object(kind, spec.clone()))
+                .unwrap()
+                .unwrap();
+            assert_eq!(found.replicas, expected, "{kind} {spec}");
+        }
     }
 
     #[test]
