@@ -2,6 +2,8 @@
 
 use clap::Subcommand;
 
+use crate::config::without_effect;
+
 use super::{CommandStatus, Global, output};
 
 #[derive(Debug, Subcommand)]
@@ -22,7 +24,9 @@ impl ConfigCommand {
     pub(super) fn execute(&self, global: &Global) -> anyhow::Result<CommandStatus> {
         match self {
             Self::Check => {
-                global.load_config()?;
+                for sentence in without_effect(&global.load_config()?) {
+                    tracing::warn!("{sentence}");
+                }
                 match &global.config {
                     Some(path) => output::print(&format!("{} is valid\n", path.display()))?,
                     None => output::print("no file given (--config): the defaults are valid\n")?,

@@ -20,7 +20,7 @@ use crate::{
         lease::{self, Elector},
         namespaces::Namespaces,
     },
-    config::ListenAddress,
+    config::{ListenAddress, without_effect},
     controller::{self, Durable, RunError},
     evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::{Resolver, metrics::MAX_HOSTS},
@@ -52,6 +52,9 @@ impl RunCommand {
         log_level: LogLevel,
     ) -> anyhow::Result<CommandStatus> {
         let config = Arc::new(global.load_config()?);
+        for sentence in without_effect(&config) {
+            tracing::warn!("{sentence}");
+        }
         let metrics = Metrics::default();
         let api = global.api(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Persist::Yes)?;
@@ -163,11 +166,6 @@ async fn webhook(
         let warning = admission::warn_if_registered(run.api.clone());
         let warning = stop.clone().run_until_cancelled_owned(warning);
         side_tasks.spawn(tasks::timed("warning about the registration", warning));
-        if !config.affinity.preferred.is_empty() {
-            tracing::warn!(
-                "affinity.preferred is set, but admission.enabled is false: only pods that wait behind the scheduling gate get affinity"
-            );
-        }
         return Ok((None, std::future::pending().boxed()));
     }
     let admission = AdmissionParts {

@@ -17,16 +17,36 @@ pub enum ConfigError {
     #[error(transparent)]
     Read(#[from] FileError),
     /// The file is not YAML, has a wrong structure, or has values that contradict each other.
-    #[error("{path}:{line}:{column}: {problem}")]
-    Malformed {
-        /// The file.
-        path: String,
-        /// One-based; 0 when unknown.
-        line: u64,
-        /// One-based; 0 when unknown.
-        column: u64,
-        problem: String,
-    },
+    #[error("{}", lines(.0))]
+    Malformed(Vec<ConfigProblem>),
+}
+
+/// A problem at a place of the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}:{line}:{column}: {problem}")]
+pub struct ConfigProblem {
+    path: String,
+    /// One-based; 0 when unknown.
+    line: u64,
+    /// One-based; 0 when unknown.
+    column: u64,
+    problem: String,
+}
+
+impl ConfigProblem {
+    fn new(path: &str, place: Option<&serde_saphyr::Location>, problem: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            line: place.map_or(0, serde_saphyr::Location::line),
+            column: place.map_or(0, serde_saphyr::Location::column),
+            problem: problem.to_owned(),
+        }
+    }
+}
+
+fn lines(problems: &[ConfigProblem]) -> String {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    lines.join("\n")
 }
 
 /// Loads and validates the file; returns the defaults if there is none.
@@ -50,25 +70,20 @@ pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
 pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     let options = serde_saphyr::options! { with_snippet: false };
     let config: Config = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let location = error.location();
-        let message = error.to_string();
-        ConfigError::Malformed {
-            path: path.to_owned(),
-            line: location.as_ref().map_or(0, serde_saphyr::Location::line),
-            column: location.as_ref().map_or(0, serde_saphyr::Location::column),
-            problem: strip_location(&message).to_owned(),
-        }
+        let (location, message) = (error.location(), error.to_string());
+        let problem = ConfigProblem::new(path, location.as_ref(), strip_location(&message));
+        ConfigError::Malformed(vec![problem])
     })?;
-    if let Some(Mistake { keys, problem }) = mistakes(&config).into_iter().next() {
-        let place = locate(text, keys);
-        return Err(ConfigError::Malformed {
-            path: path.to_owned(),
-            line: place.as_ref().map_or(0, serde_saphyr::Location::line),
-            column: place.as_ref().map_or(0, serde_saphyr::Location::column),
-            problem: problem.to_owned(),
-        });
+    let problems = mistakes(&config).into_iter().map(|mistake| {
+        let Mistake { keys, problem } = mistake;
+        ConfigProblem::new(path, locate(text, keys).as_ref(), problem)
+    });
+    let problems: Vec<_> = problems.collect();
+    if problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(ConfigError::Malformed(problems))
     }
-    Ok(config)
 }
 
 /// The JSON schema of the file, for editors and CI.
@@ -88,6 +103,7 @@ fn strip_location(message: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::without_effect;
 
     const HEAD: &str = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
 
@@ -152,16 +168,52 @@ mod tests {
             ("pods: {}\npods: {}\n", 4, "uplicate"),
         ] {
             match parse("c.yaml", &format!("{HEAD}{text}")) {
-                Err(ConfigError::Malformed {
-                    line: at,
-                    column,
-                    problem,
-                    ..
-                }) => {
-                    assert_eq!((at, column > 0), (line, true), "{text}: {problem}");
-                    assert!(problem.contains(part), "{text}: {problem}");
+                Err(ConfigError::Malformed(problems)) => {
+                    let [found] = problems.as_slice() else {
+                        panic!("{text}: {problems:?}")
+                    };
+                    assert_eq!(
+                        (found.line, found.column > 0),
+                        (line, true),
+                        "{text}: {found}"
+                    );
+                    assert!(found.problem.contains(part), "{text}: {found}");
                 }
                 other => panic!("{text}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn all_contradictions_are_told_together() {
+        let text = "admission: {budget: 11s}\nvariants: require\naffinity: {required: false}\n";
+        let error = parse("c", &format!("{HEAD}{text}"))
+            .unwrap_err()
+            .to_string();
+        let mut lines: Vec<&str> = error.lines().collect();
+        lines.sort_unstable();
+        assert!(
+            lines.len() == 2 && lines[0].starts_with("c:3:") && lines[1].starts_with("c:4:"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn settings_without_effect_are_told() {
+        for (text, expected) in [
+            (
+                "affinity: {preferred: [{architecture: arm64, weight: 5}]}\n",
+                1,
+            ),
+            ("rules: [{name: a, nodes: [x]}]\n", 1),
+            ("rules: [{name: a, tolerations: [{key: k}]}]\n", 0),
+            ("misplaced: evict\n", 0),
+            ("misplaced: evict\ntaint: {manage: false}\n", 1),
+        ] {
+            for (admission, expected) in [("", expected), ("admission: {enabled: true}\n", 0)] {
+                let config = parse("c", &format!("{HEAD}{text}{admission}")).unwrap();
+                let found = without_effect(&config);
+                assert_eq!(found.len(), expected, "{text}{admission}: {found:?}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Finds values of a configuration that contradict each other, or that are invalid although their
 //! types accept them.
 
-use super::Config;
+use super::{Config, Misplaced};
 
 /// A mistake in the values of keys.
 pub(super) struct Mistake {
@@ -26,6 +26,33 @@ impl Mistakes {
             self.0.push(Mistake { keys, problem });
         }
     }
+}
+
+/// Settings that are valid, but have no effect, or less effect than their names promise: one
+/// sentence for each.
+pub fn without_effect(config: &Config) -> Vec<&'static str> {
+    let has_webhook = config.admission.enabled;
+    let mut rules = config.rules.iter();
+    let affects_nodes = rules.any(|rule| {
+        let is_required = !rule.nodes.is_empty() || !rule.match_node_labels.is_empty();
+        is_required || !rule.preferred_nodes.is_empty()
+    });
+    let cases = [
+        (
+            !has_webhook && !config.affinity.preferred.is_empty(),
+            "affinity.preferred is set, but admission.enabled is false: only pods that wait behind a scheduling gate get affinity",
+        ),
+        (
+            !has_webhook && affects_nodes,
+            "rules select nodes, but admission.enabled is false: only pods that wait behind a scheduling gate get affinity",
+        ),
+        (
+            config.misplaced == Misplaced::Evict && !has_webhook && !config.taint.manage,
+            "misplaced is evict, but taint.manage and admission.enabled are false: archaware evicts no pod, because nothing keeps the new pod away from such nodes",
+        ),
+    ];
+    let effectless = cases.into_iter().filter(|(applies, _)| *applies);
+    effectless.map(|(_, sentence)| sentence).collect()
 }
 
 /// The mistakes of a configuration.

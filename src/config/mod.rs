@@ -41,6 +41,7 @@ pub use affinity::{AffinityConfig, PreferenceConfig};
 pub use containerd::ContainerdConfig;
 pub use file::{ConfigError, load, parse, schema};
 pub use limits::{ConcurrencyConfig, StartupConfig};
+pub use mistakes::without_effect;
 pub use pods::{DaemonSets, Misplaced, PodsConfig};
 pub use reference::commented;
 pub use registries::{CredentialProvidersConfig, RegistriesConfig};
