@@ -8,9 +8,6 @@ use serde::Serialize;
 
 use crate::text::printable;
 
-/// Width of tables that are not written to a terminal, such as logs of CI.
-const DEFAULT_WIDTH: u16 = 120;
-
 /// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Output {
@@ -21,19 +18,16 @@ pub(super) enum Output {
     Json,
 }
 
-/// The width: `COLUMNS` if it is set, else the width of the terminal, else 120.
-fn width() -> u16 {
+/// The width: `COLUMNS` if it is set, else the width of the terminal. `None` without a terminal, so
+/// that a program that reads the output finds each row in one line.
+fn width() -> Option<u16> {
     let named = std::env::var("COLUMNS")
         .ok()
         .and_then(|text| text.parse().ok());
-    let terminal = || {
-        let terminals = [console::Term::stdout(), console::Term::stderr()];
-        terminals.iter().find_map(console::Term::size_checked)
-    };
-    named
-        .filter(|columns| *columns > 0)
-        .or_else(|| terminal().map(|(_, columns)| columns))
-        .unwrap_or(DEFAULT_WIDTH)
+    named.filter(|columns| *columns > 0).or_else(|| {
+        let size = console::Term::stdout().size_checked();
+        size.map(|(_, columns)| columns)
+    })
 }
 
 /// Prints a result to stdout. It is no error if the reader has closed the pipe, as `head` does.
@@ -57,16 +51,18 @@ pub(super) fn print_line(line: &str) {
 /// A table as wide as [`width`].
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(width())
-        .set_header(
-            header
-                .iter()
-                .map(|name| (*name).to_owned())
-                .collect::<Vec<_>>(),
-        );
+    match width() {
+        Some(width) => table
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(width),
+        None => table.set_content_arrangement(ContentArrangement::Disabled),
+    };
+    table.load_style(presets::NOTHING).set_header(
+        header
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>(),
+    );
     for row in rows {
         table.add_row(row.iter().map(|cell| printable(cell)));
     }

@@ -290,7 +290,8 @@ async fn plan_says_what_run_does_and_changes_nothing() {
     ] {
         assert!(has(kind, name, action, detail), "{kind} {name}: {out}");
     }
-    let (_, table, _) = cluster.archaware(&["plan"]);
+    let admin = cluster.kubeconfig("admin");
+    let (_, table, _) = cluster.archaware_with(&[("COLUMNS", "120")], &admin, &["plan"]);
     assert!(
         table.lines().all(|line| line.chars().count() <= 120),
         "{table}"

@@ -200,6 +200,11 @@ async fn the_usual_questions_have_answers() {
     let (_, nothing, _) = cluster.archaware(&["explain"]);
     let hint = "No pod in namespace default waits or fails (-n looks at another namespace).\n";
     assert_eq!(nothing, hint);
+    let (status, _, error) = cluster.archaware(&["explain", "-n", "typo"]);
+    assert!(
+        status == 1 && error.contains("there is no namespace \"typo\""),
+        "{error}"
+    );
     archaware.stop().await;
 }
 

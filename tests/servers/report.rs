@@ -105,6 +105,30 @@ async fn a_terminal_shows_progress() {
     assert_eq!(last.trim_start_matches('\n'), table, "{shown:?}");
 }
 
+/// A program that reads a table finds each row in one line.
+#[tokio::test]
+async fn rows_are_not_wrapped_without_a_terminal() {
+    let long = format!(
+        "registry.test/{}/app:1",
+        "team/".repeat(40).trim_end_matches('/')
+    );
+    let mut child = tokio::process::Command::new(testsupport::program())
+        .args(["report", "-f", "-", "--no-cache"])
+        .env_remove("COLUMNS")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let manifest = deployment("web", 1, std::slice::from_ref(&long));
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(manifest.as_bytes()).await.unwrap();
+    drop(input);
+    let output = child.wait_with_output().await.unwrap();
+    let whole = |line: &str| line.contains(&long);
+    assert!(stdout(&output).lines().any(whole), "{}", stdout(&output));
+}
+
 /// Without `COLUMNS`, tables are as wide as the terminal.
 #[tokio::test]
 async fn tables_fit_the_terminal() {

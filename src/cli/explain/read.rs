@@ -132,7 +132,16 @@ impl Reader {
     }
 
     /// The pods of a namespace that wait or fail, one for each controller.
+    ///
+    /// # Errors
+    ///
+    /// When the namespace does not exist, or its pods cannot be listed.
     pub(super) async fn troubled(&mut self, namespace: &str) -> anyhow::Result<Vec<Target>> {
+        let name = NamespacedName::cluster(namespace);
+        // Not everybody may read namespaces.
+        if let Ok(None) = self.api.find_metadata::<Namespace>(&name).await {
+            bail!("there is no namespace {namespace:?}: correct --namespace");
+        }
         let resource = kinds::known_kind("Pod").context("pods are known")?;
         let listed = self.api.list_dynamic(&resource, Some(namespace), None)?;
         let troubled = |pod: Value| {
