@@ -67,7 +67,7 @@ fn reverted(node: &Node, wanted: Option<String>) -> EventDraft {
     let what = wanted.map_or(
         "undoes archaware's changes of spec.taints or of the annotation archaware.dev/taint"
             .to_owned(),
-        |taint| format!("removes or changes archaware's taint {taint}"),
+        |taint| format!("removes or changes archaware's taint {taint} in spec.taints"),
     );
     let note = format!(
         "{who} {what} again and again: let that tool ignore the key of archaware's taint, or label the node \

@@ -99,8 +99,8 @@ async fn type_in(steps: &[Step]) -> Vec<String> {
     let mut shell = Command::new("bash")
         .env("TMPDIR", folder.path())
         .env("OWNER", std::process::id().to_string())
-        // Of a usual terminal.
-        .env("COLUMNS", "120")
+        // The page shows no wrapped rows.
+        .env("COLUMNS", "200")
         .env_remove("KUBECONFIG")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
