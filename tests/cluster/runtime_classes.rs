@@ -215,7 +215,8 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
     }
     let told = cluster.wait_for_event("late", "NoCommonArchitecture").await;
     assert!(
-        told.contains("RuntimeClass wasmtime runs all of these images") && told.contains("delete the pod"),
+        told.contains("RuntimeClass wasmtime runs all of these images")
+            && told.contains("delete the pod"),
         "{told}"
     );
     cluster.wait_until_bound("ruled").await;
