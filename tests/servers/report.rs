@@ -228,12 +228,12 @@ async fn manifests_in_a_pipeline() {
         assert_eq!(output.status.code(), Some(i32::from(fails)), "{what}");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            error.contains("RayCluster ray in - is not in the report"),
+            error.contains("RayCluster ray in stdin is not in the report"),
             "{error}"
         );
         let junit = report(&with_unread, &["-f", "-", "--fail-on", what, "-o", "junit"]).await;
         let result = if fails { "<failure" } else { "<skipped" };
-        let shown = format!("name=\"RayCluster ray in -\">\n      {result}");
+        let shown = format!("name=\"RayCluster ray in stdin\">\n      {result}");
         assert!(stdout(&junit).contains(&shown), "{}", stdout(&junit));
     }
     // Charts write fields that are null, and keys twice.

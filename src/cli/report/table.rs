@@ -161,7 +161,7 @@ fn of_summary(summary: &Summary) -> String {
             hidden => format!("… and {hidden} more (-o json has all)\n"),
         };
         text += &format!(
-            "\nImages that keep workloads from {0}\n(ONLY THIS, CPU, MEMORY: workloads that only this image keeps from {0})\n{table}{more}",
+            "\nImages that keep workloads from {0}\n(ONLY THIS, CPU, MEMORY: workloads that nothing else keeps from {0})\n{table}{more}",
             summary.architecture
         );
     }
