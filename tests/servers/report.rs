@@ -245,7 +245,7 @@ async fn manifests_in_a_pipeline() {
     assert!(output.status.success(), "{output:?}");
     // Bad input.
     for (text, expected) in [
-        ("kind: [", "- is not YAML"),
+        ("kind: [", "stdin is not YAML"),
         (
             &deployment("a", 1, &[]).replace("[]", "7"),
             "Deployment a: ",
