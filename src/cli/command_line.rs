@@ -1,4 +1,4 @@
-//! The command line for clap, with examples. Its name is the name by which the program was called.
+//! The command line for clap, with examples and the name that the user typed.
 
 use std::path::Path;
 

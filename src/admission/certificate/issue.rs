@@ -1,4 +1,4 @@
-//! Issues certificates. Each has its own authority whose key is discarded at once, so nobody can
+//! Issues certificates. Each has its own authority. Its key is discarded at once, so nobody can
 //! issue another certificate that the API server trusts.
 
 use std::time::{Duration, SystemTime};

@@ -36,7 +36,7 @@ impl PodSpec {
     ///
     /// # Errors
     ///
-    /// The key of a node label for which the pod and the class require different values: Kubernetes
+    /// The key of a node label. The pod and the class require different values of it: Kubernetes
     /// rejects such a pod.
     pub fn add_scheduling(&mut self, scheduling: &Scheduling) -> Result<(), String> {
         for (key, value) in &scheduling.node_selector {

@@ -98,7 +98,7 @@ pub struct AdmissionPatch<'a> {
 }
 
 /// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`.
-/// `without_owned` is the spec without these additions, to which the indexes of `change` refer.
+/// `without_owned` is the spec without these additions; the indexes of `change` refer to it.
 pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,

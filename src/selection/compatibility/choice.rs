@@ -64,7 +64,7 @@ pub struct PassedOver {
     /// The image or group of the entry.
     pub tag: String,
     /// Each failed rule (by name, or by its position from 1), architecture or `matchFields`, with
-    /// the number of nodes on which it fails. Empty if the weight is negative.
+    /// the number of nodes where it fails. Empty if the weight is negative.
     pub failed: Vec<(String, usize)>,
 }
 
