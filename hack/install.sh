@@ -6,7 +6,7 @@ declare -A packages=(
   [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
   [protoc]=protobuf-compiler [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
-  [skopeo]=skopeo [cmark-gfm]=cmark-gfm [script]=bsdutils [qemu-aarch64-static]=qemu-user-static [chromium]=chromium [chromedriver]=chromium-driver
+  [skopeo]=skopeo [cmark-gfm]=cmark-gfm [xmllint]=libxml2-utils [script]=bsdutils [qemu-aarch64-static]=qemu-user-static [chromium]=chromium [chromedriver]=chromium-driver
 )
 # Of hack/build.sh.
 declare -A others=([rustup]=rustup [ensurepip]=python3-venv)

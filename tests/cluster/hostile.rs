@@ -2,6 +2,7 @@
 
 mod content;
 mod shares;
+mod vitals;
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use tokio::{
 };
 
 use super::*;
+use vitals::Vitals;
 
 /// Of the container in `manifests/`, in MiB.
 const MEMORY_LIMIT: f64 = 256.0;

@@ -65,6 +65,7 @@ async fn failing_pods_of_one_tenant_delay_no_other_check() {
     cluster.create_node_with("arm64-1", "arm64", labels).await;
     let archaware = Controller::start(&cluster, "");
     cluster.wait_until_tainted().await;
+    let vitals = Vitals::watch(&cluster, &archaware).await;
     let tenant = enter_hostile_namespace(&mut cluster).await;
     for number in 0..FAILING {
         let name = format!("failing-{number}");
@@ -83,6 +84,7 @@ async fn failing_pods_of_one_tenant_delay_no_other_check() {
     let took = began.elapsed();
     println!("failing pods: the event of another tenant's pod after {took:.1?}");
     assert!(took < IN_TIME, "{took:?}");
+    vitals.end(&cluster, &archaware).await;
     assert!(!registry.seen().is_empty(), "the attack was none");
     assert_eq!(archaware.stop().await, 0);
 }
@@ -126,6 +128,7 @@ async fn questions_of_one_tenant_delay_no_prediction() {
         format!("selection: {{predictor: {{url: \"http://{address}/predict\", timeout: 5s}}}}\n");
     let archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
     cluster.wait_until_tainted().await;
+    let vitals = Vitals::watch(&cluster, &archaware).await;
     let tenant = enter_hostile_namespace(&mut cluster).await;
     select_everywhere(&cluster, &registry, "hostile").await;
     cluster.namespace = tenant;
@@ -136,6 +139,7 @@ async fn questions_of_one_tenant_delay_no_prediction() {
     let took = began.elapsed();
     println!("predictor: another tenant's pod placed after {took:.1?}");
     assert!(took < IN_TIME, "{took:?}");
+    vitals.end(&cluster, &archaware).await;
     let pod = cluster.pods().get("chosen").await.unwrap();
     let image = pod.spec.unwrap().containers[0].image.clone().unwrap();
     assert!(image.ends_with(":chosen"), "{image}");
@@ -179,6 +183,7 @@ async fn invented_features_displace_no_feature_of_other_tenants() {
     registry.set_referrers("solver", &image.root.digest, Some(&[&attached]));
     let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
     cluster.wait_until_tainted().await;
+    let vitals = Vitals::watch(&cluster, &archaware).await;
     let tenant = enter_hostile_namespace(&mut cluster).await;
     select_everywhere(&cluster, &registry, "hostile").await;
     cluster.namespace = tenant;
@@ -193,6 +198,7 @@ async fn invented_features_displace_no_feature_of_other_tenants() {
     let took = began.elapsed();
     println!("features: another tenant's pod placed after {took:.1?}");
     assert!(took < IN_TIME, "{took:?}");
+    vitals.end(&cluster, &archaware).await;
     assert_eq!(archaware.stop().await, 0);
     cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
 }

@@ -41,6 +41,16 @@ async fn hostile_text_stays_text() {
 pub(super) async fn cases(junit: &Output) -> String {
     let count = "import sys, xml.etree.ElementTree as t; r = t.fromstring(sys.stdin.buffer.read()); \
         print(len(r.findall('.//testcase')), len(r.findall('.//failure')), len(r.findall('.//skipped')))";
+    let schema = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/servers/report/junit.xsd"
+    );
+    read_with(
+        "xmllint",
+        &["--noout", "--schema", schema, "-"],
+        &junit.stdout,
+    )
+    .await;
     let counted = read_with("python3", &["-c", count], &junit.stdout).await;
     counted.trim().to_owned()
 }

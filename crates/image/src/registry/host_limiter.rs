@@ -269,6 +269,8 @@ fn number(headers: &HeaderMap, what: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[tokio::test]
@@ -344,6 +346,21 @@ mod tests {
         }
         assert!(limiters.host("docker.io").enter(None).await.is_err());
         assert!(limiters.hosts.len() <= MAX_HOSTS + 1 + MAX_KEPT);
+    }
+
+    proptest! {
+        /// A registry chooses its headers.
+        #[test]
+        fn any_rate_limit_is_a_number_or_none(value in "[ -~]{0,40}|[0-9]{0,30}(;w=[0-9]{0,9})?") {
+            for name in ["ratelimit-remaining", "x-ratelimit-limit"] {
+                let mut headers = HeaderMap::new();
+                headers.insert(name, value.parse().unwrap());
+                let number = number(&headers, name.rsplit('-').next().unwrap());
+                let expected = value.split(';').next().unwrap().trim().parse::<u64>().ok();
+                prop_assert_eq!(number, expected);
+                HostLimiters::new(1).host("reg").answered(&headers);
+            }
+        }
     }
 
     #[test]
