@@ -320,7 +320,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
         "-c",
         "archaware",
     ]);
-    assert!(log.contains("\"leading\""), "{log}");
+    assert!(log.contains("this replica is leading"), "{log}");
 
     clean_in_its_own_pod(&cluster).await;
     cluster.kubectl(&[
