@@ -28,10 +28,10 @@ type Entry = (&'static str, Image, Expected);
 /// When there is none.
 #[allow(clippy::panic, reason = "a test that names no image cannot go on")]
 pub fn find(name: &str) -> Image {
-    let found = catalogue().into_iter().find(|(entry, ..)| *entry == name);
+    let found = catalogue().iter().find(|(entry, ..)| *entry == name);
     found.map_or_else(
         || panic!("no test image is called {name}"),
-        |(_, image, _)| image,
+        |(_, image, _)| image.clone(),
     )
 }
 
@@ -76,11 +76,15 @@ pub fn swollen(number: usize, size: usize) -> Image {
 }
 
 /// All images.
-pub fn catalogue() -> Vec<Entry> {
-    let mut all = ordinary();
-    all.extend(odd_indexes());
-    all.extend(odd_manifests());
-    all
+pub fn catalogue() -> &'static [Entry] {
+    // Created once, because the large indexes take half a second in a debug build.
+    static CATALOGUE: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+        let mut all = ordinary();
+        all.extend(odd_indexes());
+        all.extend(odd_manifests());
+        all
+    });
+    &CATALOGUE
 }
 
 fn ordinary() -> Vec<Entry> {

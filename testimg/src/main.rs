@@ -52,7 +52,7 @@ async fn push(registry: &str, prefix: &str) -> ExitCode {
     let (mut pushed, mut refused) = (0, Vec::new());
     for (name, image, _) in testimg::catalogue() {
         let repository = format!("{prefix}/{name}");
-        match testimg::push(&http, registry, &repository, "latest", &image).await {
+        match testimg::push(&http, registry, &repository, "latest", image).await {
             Ok(()) => pushed += 1,
             Err(error) if is_unreachable(&*error) => {
                 eprintln!("error: {registry} cannot be used: {error}");

@@ -8,11 +8,11 @@ use super::*;
 async fn every_kind_of_image_is_understood() {
     let registry = registry().await;
     for (name, image, expected) in catalogue() {
-        registry.add(name, &image);
+        registry.add(name, image);
         // Some share a root document, so each gets an empty cache.
         let resolver = resolver();
         let answer = resolve(&resolver, &registry.image(name)).await;
-        match (expected, answer) {
+        match (*expected, answer) {
             (Expected::Platforms(expected), Ok(resolved)) => {
                 assert_eq!(platforms(&resolved), expected, "{name}");
                 assert_eq!(resolved.digest.to_string(), image.root.digest, "{name}");
@@ -39,8 +39,8 @@ async fn every_kind_of_image_is_understood() {
 /// Other tests and users of `testimg/update.sh` rely on these images.
 #[test]
 fn test_images_have_fixed_digests() {
-    let line = |(name, image, _): (_, testimg::Image, _)| format!("{name} {}", image.root.digest);
-    let actual: Vec<String> = catalogue().into_iter().map(line).collect();
+    let line = |(name, image, _): &(_, testimg::Image, _)| format!("{name} {}", image.root.digest);
+    let actual: Vec<String> = catalogue().iter().map(line).collect();
     let actual = actual.join(
         "
 ",
