@@ -6,7 +6,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-use crate::tasks::poll_times;
+use crate::tasks::{longest_polls_of_workers, poll_times};
 
 /// Reads the times of polls when they are scraped.
 #[derive(Debug)]
@@ -34,6 +34,16 @@ impl Collector for TaskPolls {
         for (task, polls) in &times {
             let count = ConstCounter::new(polls.long_polls);
             count.encode(long.encode_family(&[("task", *task)])?)?;
+        }
+        let mut workers = encoder.encode_descriptor(
+            "worker_longest_poll_seconds",
+            "Longest time since the start for which a worker thread served a single task",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (worker, longest) in longest_polls_of_workers().into_iter().enumerate() {
+            let seconds = ConstGauge::new(longest.as_secs_f64());
+            seconds.encode(workers.encode_family(&[("worker", worker)])?)?;
         }
         Ok(())
     }

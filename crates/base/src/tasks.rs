@@ -19,6 +19,8 @@ const LOG_PERIOD: Duration = Duration::from_mins(1);
 
 /// Poll times by task name. Global like the log, because all parts of the process spawn tasks.
 static TASKS: Mutex<BTreeMap<&'static str, RecordedPolls>> = Mutex::new(BTreeMap::new());
+/// The longest poll of each worker thread, by the runtime's index of the thread.
+static WORKERS: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
 struct RecordedPolls {
     times: PollTimes,
@@ -67,7 +69,19 @@ pub fn poll_times() -> Vec<(&'static str, PollTimes)> {
         .collect()
 }
 
+/// The longest poll of each worker thread of the runtime since the process began: for that time the
+/// thread served no other task.
+pub fn longest_polls_of_workers() -> Vec<Duration> {
+    WORKERS.lock().clone()
+}
+
 fn record(task: &'static str, took: Duration) {
+    if let Some(worker) = tokio::runtime::worker_index() {
+        let mut workers = WORKERS.lock();
+        let known = workers.len().max(worker + 1);
+        workers.resize(known, Duration::ZERO);
+        workers[worker] = workers[worker].max(took);
+    }
     let is_logged = {
         let mut tasks = TASKS.lock();
         let polls = tasks.entry(task).or_insert(RecordedPolls {
@@ -121,5 +135,7 @@ mod tests {
         let times = times_of("works").unwrap();
         assert_eq!(times.long_polls, 1);
         assert!(times.longest >= 2 * LONG_POLL);
+        // A runtime of one thread has the worker 0.
+        assert!(longest_polls_of_workers()[0] >= 2 * LONG_POLL);
     }
 }

@@ -69,12 +69,12 @@ fn watch_health(address: &str, stop: &Arc<AtomicBool>) -> JoinHandle<Duration> {
     })
 }
 
-/// The longest time for which a task kept its thread from other tasks.
+/// The longest time for which a worker thread served a single task.
 async fn longest_poll(archaware: &Controller) -> Duration {
     let (_, metrics) = archaware.http("/metrics").await;
     let polls = metrics
         .lines()
-        .filter(|line| line.starts_with("archaware_task_longest_poll_seconds{"))
+        .filter(|line| line.starts_with("archaware_worker_longest_poll_seconds{"))
         .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
     let longest = polls.fold(0.0, f64::max);
     assert!(longest > 0.0, "no poll took a millisecond: {metrics}");
