@@ -1,6 +1,7 @@
 //! The nodes of the cluster, as far as decisions about pods need them.
 
 mod holding;
+mod unlabelled;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,6 +17,8 @@ pub struct ClusterNodes {
     inventory: watch::Sender<Inventory>,
     /// Cache of [`Self::holding`], by the keys of the images.
     holding: Arc<Mutex<HashMap<Box<[ImageKey]>, holding::Answer>>>,
+    /// Cache of [`Self::unlabelled`].
+    unlabelled: Arc<Mutex<Option<unlabelled::Answer>>>,
 }
 
 #[derive(Clone, Default)]
@@ -34,6 +37,7 @@ impl Default for ClusterNodes {
         Self {
             inventory: watch::Sender::new(Inventory::None),
             holding: Arc::default(),
+            unlabelled: Arc::default(),
         }
     }
 }

@@ -52,6 +52,9 @@ pub enum EventReason {
     TaintReverted,
     /// On a node: it reports no valid architecture.
     UnknownArchitecture,
+    /// On a node: the label for its architecture is missing, or differs from the architecture that
+    /// the node reports.
+    ArchitectureLabelDiffers,
     /// The images share no architecture.
     NoCommonArchitecture,
     /// The author selects architectures that the images do not exist for.

@@ -28,6 +28,7 @@ pub use container_status::{ContainerState, ContainerStatus, Running, StateDetail
 pub use event::Event;
 pub use node_images::{ImageKey, NodeImages};
 pub use node_pool::NodePool;
+pub use pod_images::ImageUse;
 pub use runtime_class::{RuntimeClass, Scheduling};
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 

@@ -252,6 +252,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
                 EventReason::TaintConflict
                     | EventReason::TaintReverted
                     | EventReason::UnknownArchitecture
+                    | EventReason::ArchitectureLabelDiffers
             ) {
                 tracing::warn!(node = %NamespacedName::of_object(object), "{note}");
             }

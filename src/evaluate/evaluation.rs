@@ -1,14 +1,14 @@
 //! The result of an evaluation, and its messages.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     image::{ImageError, Resolved},
     placement::{
-        DecidedBy, Decision, PlacementPolicy, demand::Demands, preference::Preferences,
-        rule::LeftOutRule,
+        DecidedBy, Decision, PlacementPolicy, UnlabelledNodes, demand::Demands,
+        preference::Preferences, rule::LeftOutRule,
     },
-    platform::{Architectures, ImageArchitectures},
+    platform::{Architectures, ImageArchitectures, PlatformSet},
 };
 
 use super::{ImageAlternatives, Notice, pull_secrets::UnusablePullSecret};
@@ -60,6 +60,8 @@ pub struct Evaluation {
     pub unusable: BTreeSet<UnusablePullSecret>,
     /// The demands of all sources.
     pub demands: Demands,
+    /// The nodes without the label for their architecture.
+    pub unlabelled: Arc<UnlabelledNodes>,
     /// Messages of the sources.
     pub raised: Vec<Notice>,
     /// The candidates of image selection for each container. Empty without [`Evaluator::explains`].
@@ -78,8 +80,10 @@ pub struct EvaluatedImage {
     /// The architectures of the image for the OS of the pod; `None` if the image does not limit its
     /// pod.
     pub architectures: Option<ImageArchitectures>,
-    /// The resolved platforms and their source.
-    pub resolved: Resolved,
+    /// Its platforms as far as they limit the pod, of every OS.
+    pub platforms: PlatformSet,
+    /// The resolved image; `None` if it is never pulled, so that no registry was asked.
+    pub resolved: Option<Resolved>,
 }
 
 /// All images of a pod or template.
@@ -129,6 +133,7 @@ impl Evaluation {
             images: Vec::new(),
             unusable: BTreeSet::new(),
             demands: Demands::default(),
+            unlabelled: Arc::default(),
             raised: Vec::new(),
             alternatives: Vec::new(),
             lacking_class: None,
@@ -264,7 +269,7 @@ impl Evaluation {
 impl EvaluatedImage {
     /// The platforms of an image that has no platform for the pod's OS, in words.
     fn other_platforms(&self) -> String {
-        let platforms = self.resolved.platforms.platforms().iter();
+        let platforms = self.platforms.platforms().iter();
         let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
         match platforms.as_slice() {
             [] => "none for this OS".to_owned(),
@@ -277,20 +282,11 @@ impl EvaluatedImage {
 impl EvaluatedImage {
     /// An image for these architectures.
     pub(crate) fn for_tests(name: &str, architectures: Option<ImageArchitectures>) -> Self {
-        let resolved = Resolved {
-            reference: crate::image::Reference::parse("r.example/a:1").unwrap(),
-            digest: format!("sha256:{:064}", 0).parse().unwrap(),
-            platforms: crate::platform::PlatformSet::None(
-                crate::platform::NoPlatformReason::NoArchitecture,
-            ),
-            media_type: "",
-            source: crate::image::ResolutionSource::Memory,
-            credential: None,
-        };
         Self {
             name: name.to_owned(),
             architectures,
-            resolved,
+            platforms: PlatformSet::None(crate::platform::NoPlatformReason::NoArchitecture),
+            resolved: None,
         }
     }
 }

@@ -6,10 +6,10 @@ use futures::future::join_all;
 use tokio::sync::Semaphore;
 
 use crate::{
-    cluster::objects::PodSpec,
-    image::{ImageError, ResolveRequest},
+    cluster::objects::{ImageKey, ImageUse, PodSpec},
+    image::{ImageError, Reference, ResolveRequest, Resolved},
     placement::{Decision, NodePlatform, PlacementPolicy, emulation::Emulation},
-    platform::{ImageArchitectures, Os, PlatformSet},
+    platform::{ImageArchitectures, NoPlatformReason, Os, Platform, PlatformSet, media_type},
 };
 
 use super::{
@@ -57,32 +57,58 @@ impl Evaluator {
     ) -> (Vec<EvaluatedImage>, Vec<(String, ImageError)>) {
         let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
         let pod_images = spec.images().into_iter().take(MAX_IMAGES);
-        let resolved = join_all(pod_images.map(|(image, policy)| async move {
+        let os = &spec.os();
+        let answers = join_all(pod_images.map(|(image, uses)| async move {
+            let name = image.to_owned();
+            if uses.never_pulled {
+                return Ok(EvaluatedImage {
+                    platforms: self.held_platforms(image, os),
+                    resolved: None,
+                    architectures: None,
+                    name,
+                });
+            }
             let _slot = slots.acquire().await;
             let request = ResolveRequest {
                 image,
-                policy,
+                policy: uses.policy,
                 keyring: &credentials.keyring,
                 tenant: namespace,
             };
-            let answer = self.resolver.resolve_by(request, deadline).await;
-            (image.to_owned(), answer)
+            match self.resolver.resolve_by(request, deadline).await {
+                Ok(resolved) => Ok(EvaluatedImage {
+                    platforms: counting_platforms(&resolved, uses),
+                    resolved: Some(resolved),
+                    architectures: None,
+                    name,
+                }),
+                Err(error) => Err((name, error)),
+            }
         }))
         .await;
-        let mut images: Vec<EvaluatedImage> = Vec::new();
-        let mut failed = Vec::new();
-        for (name, answer) in resolved {
+        let (mut images, mut failed) = (Vec::new(), Vec::new());
+        for answer in answers {
             match answer {
-                Ok(resolved) => images.push(EvaluatedImage {
-                    name,
-                    architectures: None,
-                    resolved,
-                }),
-                Err(error) => failed.push((name, error)),
+                Ok(image) => images.push(image),
+                Err(error) => failed.push(error),
             }
         }
         limit(&self.policy, spec, &mut images);
         (images, failed)
+    }
+
+    /// The platforms of an image that is never pulled: it runs only on nodes that hold it. That a
+    /// registry has an image of the same name proves nothing about the image of the nodes.
+    fn held_platforms(&self, image: &str, os: &Os) -> PlatformSet {
+        // A string that is not an image name is in no node's image list.
+        let architectures = Reference::parse(image).map(|reference| {
+            let key = ImageKey::from_name(&reference.to_string());
+            self.nodes.holding(&[key]).architectures.clone()
+        });
+        let architectures = architectures.unwrap_or_default();
+        let names = architectures.names();
+        let platforms = names.filter_map(|name| Platform::new(os.as_str(), name.as_str(), ""));
+        PlatformSet::new(platforms.collect(), NoPlatformReason::NotHeld)
     }
 
     /// Resolves the images of a pod. Returns no images if there are more than `MAX_IMAGES`.
@@ -130,6 +156,14 @@ impl Evaluator {
     }
 }
 
+/// The platforms of a resolved image, as far as they limit a pod that uses it in this way.
+pub fn counting_platforms(resolved: &Resolved, uses: ImageUse) -> PlatformSet {
+    if uses.only_mounted && !media_type::is_index(resolved.media_type) {
+        return PlatformSet::None(NoPlatformReason::OnlyMounted);
+    }
+    resolved.platforms.clone()
+}
+
 /// The architectures of each image of a pod, in the order of the images; `None` for an image that
 /// does not limit the pod.
 ///
@@ -148,7 +182,7 @@ pub fn limiting<'a>(
 
 /// Sets the architectures of the images that limit a pod.
 pub(super) fn limit(policy: &PlacementPolicy, spec: &PodSpec, images: &mut [EvaluatedImage]) {
-    let platforms = images.iter().map(|image| &image.resolved.platforms);
+    let platforms = images.iter().map(|image| &image.platforms);
     let sets = limiting(policy, spec, platforms);
     for (image, set) in images.iter_mut().zip(sets) {
         image.architectures = set;
@@ -179,8 +213,6 @@ fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) ->
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-
-    use crate::platform::{NoPlatformReason, Platform};
 
     use super::*;
 

@@ -36,7 +36,7 @@ pub use alternatives::{ImageAlternative, ImageAlternatives};
 pub use author_pod::AuthorPod;
 pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
 pub(crate) use images::MAX_CONCURRENT_IMAGES;
-pub use images::{lacking, limiting};
+pub use images::{counting_platforms, lacking, limiting};
 pub use known_keys::KnownKeys;
 pub use notice::Notice;
 use source::{Evaluating, Sources};
@@ -101,6 +101,7 @@ impl Evaluator {
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
         let evaluation = Evaluation {
             preferences,
+            unlabelled: self.nodes.unlabelled(&self.policy.taint),
             raised: invalid.into_iter().map(Notice::InvalidAnnotation).collect(),
             ..Evaluation::new(Verdict::Skip)
         };

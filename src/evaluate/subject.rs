@@ -90,6 +90,7 @@ impl Subject<'_> {
         let asked = Asked {
             demands: &evaluation.demands,
             preferences: &evaluation.preferences,
+            unlabelled: &evaluation.unlabelled,
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
             by_policy,
         };

@@ -30,11 +30,12 @@ pub struct ExplainedImage {
     /// The architectures for the pod's OS; null if the image does not limit the pod: it names no
     /// platform, is not resolved, or is for Windows while the pod states no OS.
     pub architectures: Option<Vec<String>>,
-    /// `registry`, `containerd` or `memory`.
+    /// `registry`, `containerd` or `memory`; `nodes` if the image is never pulled, so that the
+    /// architectures of the nodes that hold it count.
     pub source: Option<&'static str>,
     /// The place of the credential that the registry asked for; never its content.
     pub credential: Option<String>,
-    /// Why the image names no platform.
+    /// Why the image names no platform, or limits no pod.
     pub note: Option<&'static str>,
     /// Why the image could not be resolved.
     pub error: Option<ExplainedError>,
@@ -117,19 +118,20 @@ impl ExplainedImage {
     }
 
     fn resolved(image: &EvaluatedImage) -> Self {
-        let resolved = &image.resolved;
-        let platforms = resolved.platforms.platforms().iter();
-        let reason = resolved.platforms.no_platform_reason();
+        let resolved = image.resolved.as_ref();
+        let platforms = image.platforms.platforms().iter();
+        let reason = image.platforms.no_platform_reason();
+        let credential = resolved.and_then(|resolved| resolved.credential.as_ref());
         Self {
-            reference: Some(resolved.reference.to_string()),
-            digest: Some(resolved.digest.to_string()),
+            reference: resolved.map(|resolved| resolved.reference.to_string()),
+            digest: resolved.map(|resolved| resolved.digest.to_string()),
             platforms: platforms.map(ToString::to_string).collect(),
             architectures: image
                 .architectures
                 .as_ref()
                 .map(ImageArchitectures::to_strings),
-            source: Some(resolved.source.as_str()),
-            credential: resolved.credential.as_ref().map(ToString::to_string),
+            source: Some(resolved.map_or("nodes", |resolved| resolved.source.as_str())),
+            credential: credential.map(ToString::to_string),
             note: reason.map(NoPlatformReason::as_str),
             ..Self::named(&image.name)
         }

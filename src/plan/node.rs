@@ -5,9 +5,10 @@ use std::time::Instant;
 use crate::{
     cluster::{events::EventReason, objects::Node, patch},
     placement::{
-        ConfiguredKeys,
+        ConfiguredKeys, affinity,
         node::{self, NodeChange, TaintPolicy, TaintProblem},
     },
+    platform::Architecture,
 };
 
 use super::{
@@ -24,7 +25,8 @@ pub(crate) fn plan(
 ) -> Plan {
     let mut plan = Plan::nothing();
     let (change, problem) = node::decide(policy, &node.view(), keys);
-    plan.events = problem.iter().map(describe).collect();
+    let label_problem = describe_label(node);
+    plan.events = problem.iter().map(describe).chain(label_problem).collect();
     let Some(change) = change else {
         return plan;
     };
@@ -99,6 +101,29 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
             "status.nodeInfo.architecture is not a known architecture; archaware does not change its taint",
         ),
     }
+}
+
+/// The event for a node whose label is not the architecture that it reports. Node selectors and node
+/// affinity use the label, and archaware's taint uses the reported architecture.
+fn describe_label(node: &Node) -> Option<EventDraft> {
+    let view = node.view();
+    let architecture: Architecture = view.architecture.parse().ok()?;
+    let consequence = match view.labels.get(affinity::LABEL) {
+        Some(label) if label == architecture.as_str() => return None,
+        Some(label) => format!(
+            "the label {} is {label}, so no pod for {architecture} can land here",
+            affinity::LABEL
+        ),
+        None => format!(
+            "the label {} is missing. Only pods that archaware placed after this node joined can land here, and no pod that selects nodes by this label",
+            affinity::LABEL
+        ),
+    };
+    let note = format!(
+        "the node reports the architecture {architecture}, but {consequence}: set {}={architecture} where the node gets its labels",
+        affinity::LABEL
+    );
+    Some(EventDraft::new(EventReason::ArchitectureLabelDiffers, note))
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ fn explain(cluster: &TestCluster, environment: &[(&str, &str)], arguments: &[&st
     output
 }
 
-fn explained(cluster: &TestCluster, arguments: &[&str]) -> Value {
+pub(super) fn explained(cluster: &TestCluster, arguments: &[&str]) -> Value {
     let all: Vec<&str> = arguments.iter().chain(&["-o", "json"]).copied().collect();
     let list: Vec<Value> = serde_json::from_str(&explain(cluster, &[], &all)).unwrap();
     list.into_iter().next().unwrap()

@@ -21,6 +21,7 @@ mod faults;
 mod golden;
 mod helm;
 mod hostile;
+mod image_uses;
 mod monitoring;
 mod nodes;
 mod permissions;

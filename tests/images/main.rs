@@ -12,9 +12,11 @@
 mod answers;
 mod caching;
 mod compatibility;
+mod connections;
 mod credentials;
 mod documents;
 mod hostile;
+mod mirrors;
 mod rate_limits;
 mod redirects;
 mod security;
@@ -100,13 +102,18 @@ async fn registry() -> FakeRegistry {
 /// A folder of `hosts.toml` files, by which one registry is a mirror of the other that may not
 /// resolve tags.
 fn mirrored_by(mirror: &FakeRegistry, origin: &FakeRegistry) -> tempfile::TempDir {
+    let address = mirror.address();
+    let hosts = format!("[host.\"http://{address}\"]\n  capabilities = [\"pull\"]\n");
+    hosts_directory(origin, &hosts)
+}
+
+/// A folder of `hosts.toml` files with this file for a registry.
+fn hosts_directory(origin: &FakeRegistry, hosts: &str) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let address = origin.address();
     let port = address.rsplit(':').next().unwrap();
     let dir = root.path().join(format!("127.0.0.1_{port}_"));
     std::fs::create_dir(&dir).unwrap();
-    let mirror = mirror.address();
-    let text = format!("[host.\"http://{mirror}\"]\n  capabilities = [\"pull\"]\n");
-    std::fs::write(dir.join("hosts.toml"), text).unwrap();
+    std::fs::write(dir.join("hosts.toml"), hosts).unwrap();
     root
 }

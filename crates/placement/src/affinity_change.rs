@@ -19,6 +19,7 @@ use super::{
     author_nodes::{AuthorNodes, is_within},
     node_set::{MAX_TERMS, NodeSet},
     requirement::Requirement,
+    unlabelled::UnlabelledNodes,
     variants::VariantPolicy,
 };
 
@@ -131,15 +132,20 @@ impl Require {
     /// Terms to add. If the pod already has terms, each affected term is combined with every one of
     /// these.
     pub fn alternatives(&self) -> Vec<NodeSelectorTerm> {
-        let sets = || std::iter::once(&self.architectures).chain(&self.further);
-        let terms = match self.alternatives.as_slice() {
-            [] => vec![sets().map(on_architecture).collect()],
-            alternatives => alternatives.to_vec(),
-        };
-        terms
-            .into_iter()
-            .map(NodeSelectorTerm::with_expressions)
-            .collect()
+        let nodes = self.nodes();
+        let terms = nodes.terms().iter().cloned();
+        terms.map(NodeSelectorTerm::with_expressions).collect()
+    }
+
+    /// The required nodes.
+    fn nodes(&self) -> NodeSet {
+        match self.alternatives.as_slice() {
+            [] => {
+                let sets = std::iter::once(&self.architectures).chain(&self.further);
+                NodeSet::all_of(sets.map(on_architecture))
+            }
+            alternatives => NodeSet::any_of(alternatives.to_vec()),
+        }
     }
 
     /// Whether archaware can have written this record. Long lists would make `undo` slow, and
@@ -178,6 +184,8 @@ pub struct AffinityDemand<'a> {
     pub suitable: Option<&'a Architectures>,
     /// How variants are considered.
     pub variants: &'a VariantPolicy,
+    /// The nodes without the label for their architecture.
+    pub unlabelled: &'a UnlabelledNodes,
     /// The nodes that demands require.
     pub nodes: &'a NodeSet,
     /// The nodes that demands prefer.
@@ -236,6 +244,7 @@ pub fn requires_more(
         required: std::slice::from_ref(architectures),
         suitable: None,
         variants,
+        unlabelled: &UnlabelledNodes::default(),
         nodes: &NodeSet::every(),
         prefer: Vec::new(),
         terms_are_open: true,
@@ -255,15 +264,15 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
     }
     let (mut require, by_architecture) = match architectures {
         Some(required) => {
-            let alternatives = required.require.alternatives().into_iter();
-            let set = NodeSet::any_of(alternatives.map(|term| term.match_expressions));
+            let set = required.require.nodes();
             (required.require, set)
         }
         None => (Require::default(), NodeSet::every()),
     };
     // Only the first `MAX_TERMS` alternatives are kept. The terms of the best images come first,
     // each with all architectures.
-    let alternatives = wanted.nodes.terms().iter().flat_map(|term| {
+    let nodes = wanted.unlabelled.admitted_to(wanted.nodes.clone());
+    let alternatives = nodes.terms().iter().flat_map(|term| {
         let nodes = NodeSet::all_of(term.iter().cloned());
         by_architecture.combinations(&nodes).collect::<Vec<_>>()
     });
@@ -308,7 +317,7 @@ impl RequiredArchitectures {
         let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
         let names = |set: &Architectures| set.names().cloned().collect();
         let selected = author.selected(&shared);
-        let require = Require {
+        let mut require = Require {
             architectures: names(first),
             further: further.iter().map(names).collect(),
             alternatives: wanted.variants.required(&selected, is_single),
@@ -327,6 +336,10 @@ impl RequiredArchitectures {
         } else {
             Vec::new()
         };
+        let admitted = wanted.unlabelled.admitted_to(require.nodes());
+        if admitted != require.nodes() {
+            require.alternatives = admitted.terms().to_vec();
+        }
         (!author.selects_within(&suffices)).then_some(Self {
             require,
             suffices,

@@ -29,6 +29,7 @@ mod selector;
 mod taint;
 mod toleration;
 mod toleration_rule;
+mod unlabelled;
 mod variants;
 mod weight;
 
@@ -44,6 +45,7 @@ pub use toleration::covers;
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };
+pub use unlabelled::UnlabelledNodes;
 pub use variants::{NodeVariant, UnknownVariants, VariantPolicy, suffices};
 pub use weight::Weight;
 

@@ -36,6 +36,11 @@ impl Architecture {
         &self.0
     }
 
+    /// The names of all architectures of Go's tools.
+    pub fn known_names() -> impl Iterator<Item = &'static str> {
+        KNOWN.into_iter()
+    }
+
     /// Whether it is a GOARCH of Go's tools. An image can contain any other text.
     pub fn is_known(&self) -> bool {
         KNOWN.contains(&self.as_str())

@@ -35,7 +35,8 @@ pub mod media_type {
     /// The media types of manifests and indexes, for `Accept` headers.
     pub const MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
-    pub(super) fn is_index(media_type: &str) -> bool {
+    /// An index of images.
+    pub fn is_index(media_type: &str) -> bool {
         matches!(media_type, OCI_INDEX | DOCKER_LIST)
     }
 
@@ -197,11 +198,14 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
-    /// Adds an entry. Skips attestations, unknown platforms, and entries without a complete
+    /// Adds an entry. Skips attestations, artifacts, unknown platforms, and entries without a complete
     /// platform that have no digest or are not a manifest or index.
     fn add(&mut self, raw: RawDescriptor) {
         let platform = raw.platform.as_ref();
-        if raw.is_attestation() || platform.is_some_and(RawPlatform::is_unknown) {
+        if raw.is_attestation()
+            || raw.is_artifact()
+            || platform.is_some_and(RawPlatform::is_unknown)
+        {
             return;
         }
         if let Some(platform) = platform.filter(|platform| platform.is_complete()) {
@@ -227,6 +231,7 @@ impl RawIndex {
 #[serde(rename_all = "camelCase", default)]
 struct RawDescriptor {
     media_type: Option<String>,
+    artifact_type: Option<String>,
     digest: Option<String>,
     size: Option<i64>,
     platform: Option<RawPlatform>,
@@ -371,21 +376,14 @@ impl Referrers {
             #[serde(borrow)]
             manifests: Option<RawList<'a>>,
         }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct RawReferrer {
-            #[serde(flatten)]
-            manifest: RawDescriptor,
-            artifact_type: Option<String>,
-        }
         check(bytes)?;
         let raw: Raw<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
         let entries = raw.manifests.iter().flat_map(RawList::parse);
-        let referrer = |mut raw: RawReferrer| {
-            let annotations = raw.manifest.annotations.take();
+        let referrer = |mut raw: RawDescriptor| {
+            let annotations = raw.annotations.take();
             Some(Referrer {
-                manifest: Descriptor::from_raw(raw.manifest).ok()?,
-                artifact_type: raw.artifact_type.unwrap_or_default(),
+                artifact_type: raw.artifact_type.take().unwrap_or_default(),
+                manifest: Descriptor::from_raw(raw).ok()?,
                 created: annotations
                     .and_then(|annotations| annotations.created)
                     .unwrap_or_default(),
@@ -402,9 +400,17 @@ impl RawDescriptor {
             == Some("attestation-manifest")
     }
 
+    /// Whether the entry says that its manifest is no image, whatever platform it names (OCI image
+    /// specification, `descriptor.md`, `artifactType`).
+    fn is_artifact(&self) -> bool {
+        let artifact_type = self.artifact_type.as_deref().unwrap_or_default();
+        !artifact_type.is_empty() && !media_type::is_config(artifact_type)
+    }
+
     fn is_image_of_platform(&self) -> bool {
         let platform = self.platform.as_ref();
         !self.is_attestation()
+            && !self.is_artifact()
             && platform.is_some_and(|platform| platform.is_complete() && !platform.is_unknown())
     }
 }

@@ -9,6 +9,11 @@ pub enum NoPlatformReason {
     NotAnImage,
     /// Neither the config nor any index entry names an architecture.
     NoArchitecture,
+    /// The image is only mounted, as a volume, and is a single manifest: containerd unpacks such an
+    /// image whatever its platform is. Of an index it looks for the entry of the node's platform.
+    OnlyMounted,
+    /// The pull policy is `Never`, and no node is known to hold the image.
+    NotHeld,
 }
 
 impl NoPlatformReason {

@@ -13,7 +13,7 @@ use crate::{
     },
     config::Config,
     evaluate::{
-        limiting,
+        counting_platforms, limiting,
         pull_secrets::{PullSecrets, UnusablePullSecret},
         wrong_architecture::WrongArchitectureCause,
     },
@@ -162,22 +162,23 @@ impl Inspector {
             .map(|credentials| credentials.keyring.clone());
         let keyring = keyring.unwrap_or_else(|| credentials::ready_keyring(Keyring::default()));
         let images = spec.images().into_iter();
-        let resolved = join_all(images.map(|(image, policy)| {
+        let resolved = join_all(images.map(|(image, uses)| {
             let keyring = &keyring;
             async move {
+                if uses.never_pulled {
+                    return (image.to_owned(), uses, None);
+                }
                 // This cannot fail, because the semaphore is never closed.
                 let _slot = self.slots.acquire().await;
                 let deadline = Instant::now() + self.config.resolution.budget;
                 let request = ResolveRequest {
                     image,
-                    policy,
+                    policy: uses.policy,
                     keyring,
                     tenant: namespace,
                 };
-                (
-                    image.to_owned(),
-                    self.resolver.resolve_by(request, deadline).await,
-                )
+                let answer = self.resolver.resolve_by(request, deadline).await;
+                (image.to_owned(), uses, Some(answer))
             }
         }))
         .await;
@@ -191,14 +192,19 @@ impl Inspector {
                 .lock()
                 .add(format!("get secrets in {namespace}"));
         }
-        let resolved_images = resolved
-            .iter()
-            .filter_map(|(_, answer)| answer.as_ref().ok());
-        let platforms = resolved_images.map(|resolved| &resolved.platforms);
-        let mut sets = limiting(&self.policy, &spec, platforms).into_iter();
-        let known = resolved.into_iter().map(|(image, answer)| {
+        let counting = resolved.iter().filter_map(|(_, uses, answer)| {
+            let resolved = answer.as_ref()?.as_ref().ok()?;
+            Some(counting_platforms(resolved, *uses))
+        });
+        let counting: Vec<_> = counting.collect();
+        let mut sets = limiting(&self.policy, &spec, counting.iter()).into_iter();
+        let known = resolved.into_iter().map(|(image, _, answer)| {
             let known = match answer {
-                Ok(resolved) => {
+                None => KnownImage::Failed {
+                    reason: NEVER_PULLED,
+                    message: "its pull policy is Never, so nodes run the copies that they hold, whatever the registry has under this name".to_owned(),
+                },
+                Some(Ok(resolved)) => {
                     if let Some(cache) = &self.cache {
                         cache.keep(&self.resolver, &resolved);
                     }
@@ -210,7 +216,7 @@ impl Inspector {
                         built_for: set,
                     }
                 }
-                Err(error) => KnownImage::Failed {
+                Some(Err(error)) => KnownImage::Failed {
                     reason: error.reason().as_str(),
                     message: error.chain(),
                 },
@@ -220,6 +226,9 @@ impl Inspector {
         known.collect()
     }
 }
+
+/// The reason for images whose registry is not asked.
+const NEVER_PULLED: &str = "NeverPulled";
 
 impl KnownNode {
     /// The pod, if one of its images, or a program in an image, does not run on this node.

@@ -10,12 +10,45 @@ use crate::{
 
 use super::PodSpec;
 
+/// How a pod uses an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageUse {
+    /// The strictest pull policy.
+    pub policy: PullPolicy,
+    /// Whether every use has the pull policy `Never`: the nodes' own copies are used, whatever the
+    /// registry has under this name.
+    pub never_pulled: bool,
+    /// Whether it is only mounted, as a volume.
+    pub only_mounted: bool,
+}
+
+impl ImageUse {
+    fn new(policy: Option<&str>, only_mounted: bool) -> Self {
+        Self {
+            policy: match policy {
+                Some("Always") => PullPolicy::Always,
+                _ => PullPolicy::IfNotPresent,
+            },
+            never_pulled: policy == Some("Never"),
+            only_mounted,
+        }
+    }
+
+    /// Both uses.
+    fn and(self, other: Self) -> Self {
+        Self {
+            policy: self.policy.max(other.policy),
+            never_pulled: self.never_pulled && other.never_pulled,
+            only_mounted: self.only_mounted && other.only_mounted,
+        }
+    }
+}
+
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 
 impl PodSpec {
-    /// The images of the pod's containers and volumes, without duplicates, each with its strictest
-    /// pull policy.
-    pub fn images(&self) -> BTreeMap<&str, PullPolicy> {
+    /// The images of the pod's containers and volumes, without duplicates.
+    pub fn images(&self) -> BTreeMap<&str, ImageUse> {
         let containers = [
             &self.containers,
             &self.init_containers,
@@ -23,23 +56,22 @@ impl PodSpec {
         ]
         .into_iter()
         .flatten()
-        .map(|container| (&container.image, &container.image_pull_policy));
+        .map(|container| (&container.image, &container.image_pull_policy, false));
         let volumes = self
             .volumes
             .iter()
             .filter_map(|volume| volume.image.as_ref());
-        let volumes = volumes.map(|volume| (&volume.reference, &volume.pull_policy));
-        let mut images = BTreeMap::new();
-        for (image, policy) in containers.chain(volumes) {
+        let volumes = volumes.map(|volume| (&volume.reference, &volume.pull_policy, true));
+        let mut images: BTreeMap<&str, ImageUse> = BTreeMap::new();
+        for (image, policy, only_mounted) in containers.chain(volumes) {
             // A container without an image gets one from a higher-level controller later, or is
             // rejected.
             let Some(image) = image.as_deref().filter(|image| !image.is_empty()) else {
                 continue;
             };
-            let seen = images.entry(image).or_insert(PullPolicy::IfNotPresent);
-            if policy.as_deref() == Some("Always") {
-                *seen = PullPolicy::Always;
-            }
+            let this = ImageUse::new(policy.as_deref(), only_mounted);
+            let uses = images.entry(image).or_insert(this);
+            *uses = uses.and(this);
         }
         images
     }
@@ -112,15 +144,27 @@ mod tests {
         let spec = spec(json!({
             "containers": [{"image": "a"}, {"image": "a", "imagePullPolicy": "Always"}, {}],
             "initContainers": [{"image": "b", "restartPolicy": "Always"}],
-            "ephemeralContainers": [{"image": "c"}],
-            "volumes": [{"image": {"reference": "d", "pullPolicy": "Always"}}, {"emptyDir": {}}],
+            "ephemeralContainers": [
+                {"image": "c", "imagePullPolicy": "Never"},
+                {"image": "e", "imagePullPolicy": "Never"},
+            ],
+            "volumes": [
+                {"image": {"reference": "c"}},
+                {"image": {"reference": "d", "pullPolicy": "Always"}},
+                {"emptyDir": {}},
+            ],
         }));
         let images: Vec<_> = spec.images().into_iter().collect();
-        let (always, present) = (PullPolicy::Always, PullPolicy::IfNotPresent);
-        assert_eq!(
-            images,
-            [("a", always), ("b", present), ("c", present), ("d", always)]
-        );
+        let run = |policy| ImageUse::new(Some(policy), false);
+        let mounted = ImageUse::new(Some("Always"), true);
+        let expected = [
+            ("a", run("Always")),
+            ("b", run("IfNotPresent")),
+            ("c", run("IfNotPresent")),
+            ("d", mounted),
+            ("e", run("Never")),
+        ];
+        assert_eq!(images, expected);
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn emulation(evaluator: &Evaluator, pod: &Evaluating<'_>) -> Option<Emulation> {
     let subject = pod.subject();
     let os = subject.spec.os();
     let sets = pod.evaluation.images.iter();
-    let sets = sets.map(|image| &image.resolved.platforms);
+    let sets = sets.map(|image| &image.platforms);
     let emulation = evaluator
         .policy
         .emulation(sets, subject.spec.runtime(&os))?;

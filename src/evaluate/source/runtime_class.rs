@@ -30,7 +30,7 @@ impl DemandSource for RuntimeClassSource {
         let spec = pod.subject().spec;
         let class = spec.runtime_class_name.as_deref()?;
         let (os, images) = (spec.os(), pod.evaluation.images.iter());
-        let sets = images.map(|image| &image.resolved.platforms);
+        let sets = images.map(|image| &image.platforms);
         let policy = &evaluator.policy;
         let native = policy.native_architectures(sets, spec.runtime(&os));
         let mut demand = runtime_class::demand(class, native.as_ref());
@@ -51,7 +51,7 @@ fn assigned(evaluator: &Evaluator, pod: &mut Evaluating<'_>) -> Option<String> {
         return None;
     }
     let images = pod.evaluation.images.iter();
-    let sets = images.map(|image| &image.resolved.platforms);
+    let sets = images.map(|image| &image.platforms);
     let class = evaluator.policy.class_for(sets, &subject.spec.os());
     let class = class.map(str::to_owned);
     if subject.stage != Stage::Creation {

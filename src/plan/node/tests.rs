@@ -8,7 +8,7 @@ use crate::{config::Config, plan::Written};
 fn node(architecture: &str, annotation: Option<&str>, taints: Value) -> Node {
     let annotations = annotation.map(|taint| json!({ "archaware.dev/taint": taint }));
     serde_json::from_value(json!({
-        "metadata": { "name": "a", "uid": "u", "annotations": annotations },
+        "metadata": { "name": "a", "uid": "u", "annotations": annotations, "labels": { "kubernetes.io/arch": architecture } },
         "spec": { "taints": taints },
         "status": { "nodeInfo": { "architecture": architecture } },
     }))
@@ -114,6 +114,15 @@ fn every_node_has_its_plan() {
         assert_eq!(plan.patch.map(|write| write.change), change, "{node:?}");
         let reason = plan.events.first().map(|event| event.reason);
         assert_eq!(reason, event, "{node:?}");
+    }
+    for label in [None, Some("amd64")] {
+        let mut node = node("arm64", owned, json!([taint("arm64")]));
+        let label = label.map(|value| ("kubernetes.io/arch".to_owned(), value.to_owned()));
+        node.metadata.labels = Some(label.into_iter().collect());
+        let plan = plan_of(&node, &Config::default(), None, Instant::now());
+        assert!(plan.patch.is_none(), "{node:?}");
+        let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, [EventReason::ArchitectureLabelDiffers], "{node:?}");
     }
     let config = Config {
         taint: crate::config::TaintConfig {

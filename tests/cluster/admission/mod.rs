@@ -10,6 +10,7 @@ mod nodes_and_daemon_sets;
 mod pods;
 mod registration;
 mod requests;
+mod virtual_nodes;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

@@ -259,7 +259,7 @@ impl Registry {
         let what = request.describe(host);
         let token_key = TokenKey {
             endpoint: host.endpoint.clone(),
-            repository: request.repository.to_owned(),
+            repository: host.rewrites.apply(request.repository).into_owned(),
             credential: credential.map(Credential::fingerprint),
         };
         let mut authorization = self.authorizations.cached(&token_key);

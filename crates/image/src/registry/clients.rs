@@ -110,12 +110,14 @@ impl Clients {
         self.dns.allows_local(host)
     }
 
-    /// The client for requests to a URL.
+    /// The client for requests to a URL. `reuses`: whether it may use an idle connection of an
+    /// earlier request.
     pub(super) fn client(
         &self,
         transport: &Arc<Transport>,
         url: &Url,
         check: AddressCheck,
+        reuses: bool,
     ) -> Result<reqwest::Client, ImageError> {
         let host = url.host_str().unwrap_or_default();
         let kind = match (is_loopback(host), url.scheme()) {
@@ -128,7 +130,7 @@ impl Clients {
             transport: transport.clone(),
             kind,
             check,
-            keeps_idle: self.kept_hosts.keep(&format!("{host}:{port}")),
+            keeps_idle: reuses && self.kept_hosts.keep(&format!("{host}:{port}")),
         };
         // A failure is not cached, because its cause may be fixed later.
         let made = self
@@ -172,8 +174,12 @@ impl Clients {
         if let Some(pem) = &transport.identity {
             builder = builder.identity(reqwest::Identity::from_pem(pem)?);
         }
-        if *kind != ConnectionKind::Remote {
-            builder = builder.no_proxy();
+        // The client's own reading of the environment differs from that of Go programs.
+        builder = builder.no_proxy();
+        if *kind == ConnectionKind::Remote {
+            let proxy = |url: &Url| proxy::for_server(&url.as_str().parse().ok()?);
+            let proxy = move |url: &Url| proxy(url).map(|proxy| proxy.to_string());
+            builder = builder.proxy(reqwest::Proxy::custom(proxy));
         }
         builder = match kind {
             ConnectionKind::PlainLoopback => builder.tls_certs_only(authorities),

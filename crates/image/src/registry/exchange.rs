@@ -122,6 +122,11 @@ impl HttpRequest {
         Ok(self.redirected_to_host(url))
     }
 
+    /// Whether the host may get the request twice (RFC 9110, 9.2.2).
+    fn may_be_repeated(&self) -> bool {
+        self.method.is_idempotent() && self.form.is_none()
+    }
+
     fn credential_kind(&self) -> &'static str {
         if self.form.is_some() {
             return "identity token";
@@ -245,15 +250,15 @@ impl Http {
         }
     }
 
-    async fn send(
+    /// The head of the answer. `reuses`: whether the request may use an idle connection.
+    async fn response(
         &self,
-        what: &str,
         request: &HttpRequest,
-        limits: Limits,
-        limiter: &HostLimiter,
-    ) -> Result<HttpResponse, ExchangeError> {
+        deadline: Deadline,
+        reuses: bool,
+    ) -> Result<reqwest::Response, ExchangeError> {
         let clients = &self.0.clients;
-        let client = clients.client(&request.transport, &request.url, request.check);
+        let client = clients.client(&request.transport, &request.url, request.check, reuses);
         let client = client.map_err(ExchangeError::Other)?;
         let mut sending = client
             .request(request.method.clone(), request.url.clone())
@@ -264,9 +269,31 @@ impl Http {
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.clone());
         }
-        let deadline = Deadline::now() + limits.time;
         let response = timeout_at(deadline, sending.send()).await;
-        let response = response.map_err(|_| ExchangeError::TimedOut)??;
+        Ok(response.map_err(|_| ExchangeError::TimedOut)??)
+    }
+
+    async fn send(
+        &self,
+        what: &str,
+        request: &HttpRequest,
+        limits: Limits,
+        limiter: &HostLimiter,
+    ) -> Result<HttpResponse, ExchangeError> {
+        let deadline = Deadline::now() + limits.time;
+        let mut response = self.response(request, deadline, true).await;
+        if let Err(ExchangeError::Transport(error)) = &response
+            && request.may_be_repeated()
+            && !error.is_connect()
+            && !error.is_timeout()
+        {
+            // Registries and load balancers close idle connections without notice. The request then
+            // fails before any answer, although the host is well (`shouldRetryRequest` of Go's
+            // net/http, which containerd uses, repeats it too). Other idle connections may be dead
+            // as well, so the second attempt opens a new one.
+            response = self.response(request, deadline, false).await;
+        }
+        let response = response?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = if status.is_success() && request.method != Method::HEAD {
             let share = limiter.body_share();

@@ -38,7 +38,12 @@ impl RegistryRequest<'_> {
         Some(HttpRequest {
             peer: Peer::Registry,
             method: self.method.clone(),
-            url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
+            url: Url::parse(
+                &host
+                    .endpoint
+                    .url(&host.rewrites.apply(self.repository), self.path),
+            )
+            .ok()?,
             headers,
             origin_headers,
             form: None,
@@ -52,9 +57,7 @@ impl RegistryRequest<'_> {
 
     /// `host/repository/manifests/tag`, for errors.
     pub(super) fn describe(&self, host: &Host) -> String {
-        let Self {
-            repository, path, ..
-        } = self;
+        let (repository, path) = (host.rewrites.apply(self.repository), self.path);
         // Plain HTTP is shown, because the server may expect TLS.
         let scheme = if host.endpoint.is_plain() {
             "http://"

@@ -61,8 +61,8 @@ pub struct ResolverSettings {
     pub per_credential: bool,
 }
 
-/// `imagePullPolicy`, reduced to what matters for resolution.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+/// `imagePullPolicy`, reduced to what matters for resolution. In the order of their strictness.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum PullPolicy {
     /// `IfNotPresent`, `Never` or unset.
     #[default]

@@ -20,6 +20,8 @@ fn prefer() -> VariantPolicy {
     }
 }
 
+static EVERY_NODE_IS_LABELLED: UnlabelledNodes = UnlabelledNodes::none();
+
 fn wanted<'a>(
     required: &'a [Architectures],
     variants: &'a VariantPolicy,
@@ -29,6 +31,7 @@ fn wanted<'a>(
         required,
         suitable: required.first(),
         variants,
+        unlabelled: &EVERY_NODE_IS_LABELLED,
         nodes,
         prefer: Vec::new(),
         terms_are_open: true,

@@ -14,6 +14,7 @@ use crate::{
     demand::{Demands, ImageChange},
     preference::Preferences,
     toleration::covers,
+    unlabelled::UnlabelledNodes,
 };
 
 /// The parts of a pod that the change depends on.
@@ -68,6 +69,8 @@ pub struct Asked<'a> {
     pub preferences: &'a Preferences,
     /// Sets of architectures that share nothing, if no node can run the pod.
     pub disjoint: &'a [Architectures],
+    /// The nodes without the label for their architecture.
+    pub unlabelled: &'a UnlabelledNodes,
     /// Whether the failure policy decides, because not all images are known.
     pub by_policy: bool,
 }
@@ -152,6 +155,7 @@ impl PlacementPolicy {
                 required: required.unwrap_or_default(),
                 suitable: set,
                 variants: &self.variants,
+                unlabelled: asked.unlabelled,
                 nodes: &demands.required(),
                 prefer: demands.preferred(asked.by_policy),
                 terms_are_open: pod.affinity == AffinityAccess::Open,

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use crate::{
+    UnlabelledNodes,
     change::{AffinityAccess, Asked, PodView},
     demand::Demands,
     preference::Preferences,
@@ -217,6 +218,7 @@ fn rules_and_affinity_come_on_top() {
         let asked = Asked {
             demands: &Demands::default(),
             preferences: &preferences,
+            unlabelled: &UnlabelledNodes::default(),
             disjoint: &disjoint,
             by_policy: false,
         };

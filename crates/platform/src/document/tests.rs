@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -112,4 +113,30 @@ fn errors_do_not_carry_the_document_along() {
         let error = parse(&text).unwrap_err();
         assert!(format!("{error} {error:?}").len() < 300);
     }
+}
+
+/// `buildah manifest add --artifact` gives the entry a platform and an `artifactType`.
+#[test]
+fn an_entry_of_an_artifact_is_no_platform() {
+    let entry = |digest: &str, artifact_type: Value| {
+        json!({"mediaType": media_type::OCI_MANIFEST, "size": 2, "digest": digest,
+            "artifactType": artifact_type, "platform": {"os": "linux", "architecture": digest}})
+    };
+    let manifests = json!([
+        entry("amd64", Value::Null),
+        entry("arm64", json!("application/vnd.example.sbom")),
+        entry("s390x", json!("")),
+        entry("ppc64le", json!(media_type::OCI_CONFIG)),
+    ]);
+    let text = json!({"schemaVersion": 2, "manifests": manifests}).to_string();
+    let Document::Index(index) = parse(&text).unwrap() else {
+        panic!("it is an index");
+    };
+    let platforms: Vec<_> = index.platforms.iter().map(ToString::to_string).collect();
+    assert_eq!(platforms, ["linux/amd64", "linux/ppc64le", "linux/s390x"]);
+    assert!(index.without_platform.is_empty());
+    let images = Artifact::parse(text.as_bytes()).unwrap().images;
+    assert_eq!(images.len(), 3);
+    let referrers = Referrers::parse(text.as_bytes()).unwrap();
+    assert_eq!(referrers.0[1].artifact_type, "application/vnd.example.sbom");
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     config::Config,
     placement::{
-        NodeVariant, PlacementPolicy, UnknownVariants, affinity, affinity_change,
+        NodeVariant, PlacementPolicy, UnknownVariants, UnlabelledNodes, affinity, affinity_change,
         author_nodes::AuthorNodes,
         demand::{Demand, Source},
         node_set::NodeSet,
@@ -108,6 +108,7 @@ fn affinity_is_added_to_what_is_there() {
         };
         let policy = PlacementPolicy::from(&Config::default());
         let wanted = affinity_change::AffinityDemand {
+            unlabelled: &UnlabelledNodes::none(),
             required: &["arm64".parse().unwrap()],
             suitable: None,
             variants: &policy.variants,
@@ -312,6 +313,7 @@ proptest! {
             let selector = BTreeMap::new();
             let author = AuthorNodes { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
             let wanted = affinity_change::AffinityDemand {
+            unlabelled: &UnlabelledNodes::none(),
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
                 variants: &policy.variants,

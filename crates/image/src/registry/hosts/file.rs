@@ -7,8 +7,24 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use regex::Regex;
 use reqwest::Url;
 use toml::{Table, Value};
+
+use super::rewrites::Rewrites;
+
+/// The keys that are read, of a host and of the file itself.
+const KEYS: [&str; 8] = [
+    "capabilities",
+    "override_path",
+    "ca",
+    "client",
+    "skip_verify",
+    "header",
+    "dial_timeout",
+    "rewrite",
+];
+const FILE_KEYS: [&str; 2] = ["server", "host"];
 
 /// One address. Paths are absolute; the files are not read yet.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -23,6 +39,7 @@ pub(super) struct HostEntry {
     pub(super) skip_verify: Option<bool>,
     pub(super) headers: HeaderMap,
     pub(super) dial_timeout: Option<Duration>,
+    pub(super) rewrites: Rewrites,
 }
 
 /// Why the file cannot be used. Header values may be secrets, so no value is quoted, except an
@@ -49,11 +66,13 @@ pub(super) fn parse(
         HostsFileError::Toml(before.map_or(1, |before| before.matches('\n').count() + 1))
     })?;
     let mut entries = Vec::new();
+    report_unknown_keys(folder, &table, &FILE_KEYS, problems);
     match table.get("host") {
         None => {}
         Some(Value::Table(hosts)) => {
             for (address, fields) in hosts {
                 let fields = fields.as_table().ok_or_else(|| wrong_type(address))?;
+                report_unknown_keys(folder, fields, &[], problems);
                 match entry(folder, Some(address), fields) {
                     Ok(entry) => entries.push(entry),
                     Err(HostsFileError::Address) => {
@@ -130,6 +149,11 @@ fn entry(
             })
             .transpose()?
             .filter(|time| !time.is_zero()),
+        rewrites: fields
+            .get("rewrite")
+            .map(rewrites)
+            .transpose()?
+            .unwrap_or_default(),
     })
 }
 
@@ -194,6 +218,26 @@ fn headers(value: &Value) -> Result<HeaderMap, HostsFileError> {
         }
     }
     Ok(headers)
+}
+
+fn rewrites(value: &Value) -> Result<Rewrites, HostsFileError> {
+    let pairs = value.as_table().ok_or_else(|| wrong_type("rewrite"))?;
+    let parsed = pairs.iter().map(|(pattern, replacement)| {
+        let replacement = replacement.as_str().ok_or_else(|| wrong_type("rewrite"))?;
+        let pattern = Regex::new(pattern).map_err(|_| wrong_type("rewrite"))?;
+        Ok((pattern, replacement.to_owned()))
+    });
+    parsed.collect()
+}
+
+/// Reports keys that archaware does not know, because they may change which images the node pulls.
+fn report_unknown_keys(folder: &Path, fields: &Table, more: &[&str], problems: &mut Vec<String>) {
+    let is_unknown = |key: &&String| !KEYS.contains(&key.as_str()) && !more.contains(&key.as_str());
+    // A few show what kind of file it is.
+    for key in fields.keys().filter(is_unknown).take(3) {
+        let folder = folder.display();
+        problems.push(format!("{folder}: the key {key:.40?} is not supported"));
+    }
 }
 
 /// Parses a string or a list of strings.

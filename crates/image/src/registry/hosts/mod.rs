@@ -3,6 +3,7 @@
 mod bundle;
 mod file;
 mod read;
+mod rewrites;
 
 use std::{
     path::PathBuf,
@@ -24,6 +25,7 @@ use archaware_base::single_flight::SingleFlight;
 use super::{RegistryClient, address::is_loopback, dns::AddressCheck};
 
 use bundle::{Bundle, Bundles};
+use rewrites::Rewrites;
 
 /// Users choose the registries, so the settings of the least used registries are dropped and read
 /// again.
@@ -44,6 +46,8 @@ pub(crate) struct Host {
     pub(super) role: Role,
     /// Sent with each request to this address only. May contain secrets.
     pub(super) headers: HeaderMap,
+    /// The names of repositories on this host.
+    pub(super) rewrites: Rewrites,
     pub(super) transport: Arc<Transport>,
     pub(super) check: AddressCheck,
 }
@@ -225,6 +229,7 @@ impl Hosts {
             resolves: true,
             role: Role::Origin,
             headers: HeaderMap::new(),
+            rewrites: Rewrites::default(),
             // containerd does not verify certificates of loopback addresses either, unless TLS is
             // configured.
             transport: Arc::new(Transport {

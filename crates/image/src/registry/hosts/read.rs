@@ -189,6 +189,7 @@ fn addresses(
             Role::Origin | Role::Mirror => entry.headers.clone(),
             Role::Fallback => HeaderMap::new(),
         },
+        rewrites: entry.rewrites.clone(),
         transport: transport.clone(),
         check: match &entry.url {
             Some(_) => AddressCheck::AllowAll,

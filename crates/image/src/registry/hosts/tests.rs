@@ -111,6 +111,58 @@ async fn mirrors_come_in_their_order_and_the_registry_last() {
     );
 }
 
+/// As k3s writes the file from the `rewrite` of its `registries.yaml`.
+#[tokio::test]
+async fn repositories_have_other_names_on_a_host_that_rewrites_them() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("docker.io");
+    fs::create_dir(&dir).unwrap();
+    let file = r#"
+        server = "https://registry-1.docker.io/v2"
+        capabilities = ["pull", "resolve", "push"]
+        [host]
+        [host."https://mirror.example/v2"]
+          capabilities = ["pull", "resolve"]
+          [host."https://mirror.example/v2".rewrite]
+            "^rancher/(.*)" = "hub/${1}-copy"
+            "^library/" = ""
+            "(app)" = "x/$1"
+    "#;
+    fs::write(dir.join("hosts.toml"), file).unwrap();
+    let hosts = hosts_of(&[root.path()], "nginx").await;
+    for (repository, on_mirror) in [
+        ("rancher/app", "hub/app-copy"),
+        ("library/nginx", "nginx"),
+        ("other/app", "other/x/app"),
+        ("other/nginx", "other/nginx"),
+    ] {
+        let names = hosts.iter().map(|host| host.rewrites.apply(repository));
+        assert_eq!(names.collect::<Vec<_>>(), [on_mirror, repository]);
+    }
+}
+
+#[tokio::test]
+async fn unknown_keys_are_reported() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("reg.io");
+    fs::create_dir(&dir).unwrap();
+    let file = "server = 'https://reg.io'\nrewrites = 1\n[host.'a.example']\nmirror = 'secret'\n";
+    fs::write(dir.join("hosts.toml"), file).unwrap();
+    let hosts = hosts_of(&[root.path()], "reg.io/app").await;
+    assert_eq!(hosts.len(), 2, "the other keys count");
+    let problem = problem(root.path(), &hosts[1]);
+    for key in ["\"rewrites\"", "\"mirror\""] {
+        assert!(problem.contains(key), "{problem}");
+    }
+    assert!(
+        !problem.contains("secret") && !problem.contains("server"),
+        "{problem}"
+    );
+    fs::write(dir.join("hosts.toml"), "[rewrite]\n'(' = 'a'\n").unwrap();
+    let problem = self::problem(root.path(), &hosts[1]);
+    assert!(problem.contains("rewrite has"), "{problem}");
+}
+
 #[tokio::test]
 async fn the_first_folder_that_exists_counts() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
