@@ -59,7 +59,7 @@ async fn push(registry: &str, prefix: &str) -> ExitCode {
                 return ExitCode::FAILURE;
             }
             // Malformed images are rejected on purpose.
-            Err(_) => refused.push(name),
+            Err(_) => refused.push(*name),
         }
     }
     println!("pushed {pushed} images to {registry}/{prefix}/");

@@ -80,7 +80,9 @@ fn record(task: &'static str, took: Duration) {
         let mut workers = WORKERS.lock();
         let known = workers.len().max(worker + 1);
         workers.resize(known, Duration::ZERO);
-        workers[worker] = workers[worker].max(took);
+        if let Some(longest) = workers.get_mut(worker) {
+            *longest = took.max(*longest);
+        }
     }
     let is_logged = {
         let mut tasks = TASKS.lock();
