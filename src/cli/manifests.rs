@@ -8,30 +8,55 @@ use std::{
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::cluster::workload;
+use crate::{cluster::workload, files::without_byte_order_mark};
 
 /// Maximum bytes of a file; a large Helm chart renders to some MiB.
 const MAX_FILE: u64 = 64 << 20;
 /// Maximum number of files in folders.
 const MAX_FILES: usize = 10_000;
 
-/// The objects of a file or of all manifests in a folder; `-` is stdin. Each object comes with the
-/// name of its file, for messages.
-pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
+/// The objects of files.
+#[derive(Default)]
+pub(super) struct Manifests {
+    /// Each object with the name of its file, for messages.
+    pub(super) objects: Vec<(String, Value)>,
+    /// Files of a folder that cannot be parsed, with the reason: a folder may contain templates of
+    /// a chart.
+    pub(super) unread: Vec<(String, String)>,
+}
+
+/// The objects of a file or of all manifests in a folder; `-` is stdin.
+pub(super) fn read(path: &Path) -> anyhow::Result<Manifests> {
     let mut files = Vec::new();
-    if path.is_dir() {
+    let is_folder = path.is_dir();
+    if is_folder {
         collect(path, &mut files)?;
     } else {
         files.push(path.to_owned());
     }
-    let mut objects = Vec::new();
+    let mut manifests = Manifests::default();
     for file in files {
         let name = name_of(&file);
-        let documents = parse(&text(&file)?).with_context(|| format!("{name} is not YAML"))?;
-        let file_objects = documents.into_iter().flat_map(workload::objects);
-        objects.extend(file_objects.map(|object| (name.clone(), object)));
+        match parse(&text(&file)?) {
+            Ok(documents) => {
+                let objects = documents.into_iter().flat_map(workload::objects);
+                let objects = objects.map(|object| (name.clone(), object));
+                manifests.objects.extend(objects);
+            }
+            Err(error) if is_folder => {
+                let why = format!("it is not YAML: {}", first_line(&error));
+                manifests.unread.push((name, why));
+            }
+            Err(error) => return Err(error).with_context(|| format!("{name} is not YAML")),
+        }
     }
-    Ok(objects)
+    Ok(manifests)
+}
+
+/// The first line of an error. The other lines quote the file.
+fn first_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 /// The last of several equal keys wins, as in `kubectl` and Helm.
@@ -39,7 +64,13 @@ const LAST_WINS: serde_saphyr::DuplicateKeyPolicy = serde_saphyr::DuplicateKeyPo
 
 /// The YAML documents of a text. The parser's default limits are too low for a chart with thousands
 /// of objects, so they are raised; [`MAX_FILE`] bounds the work.
-fn parse(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
+fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
+    // A stream of JSON objects, as `jq` prints it, is not YAML.
+    let is_json = text.trim_start().starts_with('{');
+    let stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    if is_json && let Ok(objects) = stream.collect() {
+        return Ok(objects);
+    }
     let budget = serde_saphyr::budget! {
         max_documents: 100_000,
         max_nodes: 10_000_000,
@@ -47,7 +78,7 @@ fn parse(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
     };
     let options =
         serde_saphyr::options! { with_snippet: false, budget: budget, duplicate_keys: LAST_WINS };
-    serde_saphyr::from_multiple_with_options(text, options)
+    Ok(serde_saphyr::from_multiple_with_options(text, options)?)
 }
 
 /// The manifests of a folder and the folders in it, by name.
@@ -102,7 +133,7 @@ pub(super) fn text(file: &Path) -> anyhow::Result<String> {
     if text.len() as u64 > MAX_FILE {
         bail!("{name} is larger than {MAX_FILE} bytes");
     }
-    Ok(text)
+    Ok(without_byte_order_mark(text))
 }
 
 #[cfg(test)]
@@ -124,14 +155,25 @@ mod tests {
         let kinds = || -> anyhow::Result<Vec<String>> {
             let objects = read(folder.path())?;
             Ok(objects
+                .objects
                 .iter()
                 .map(|(_, object)| object["kind"].as_str().unwrap().to_owned())
                 .collect())
         };
         assert_eq!(kinds().unwrap(), ["A", "B", "C", "D"]);
-        write("broken.yaml", "kind: [");
-        let error = kinds().unwrap_err().to_string();
+        // A folder may contain a chart's templates; a file was named on purpose.
+        write("broken.yaml", "kind: {{ .Values.kind }}");
+        assert_eq!(kinds().unwrap(), ["A", "B", "C", "D"]);
+        let unread = read(folder.path()).unwrap().unread;
+        assert!(unread[0].0.ends_with("broken.yaml"), "{unread:?}");
+        let broken = read(&folder.path().join("broken.yaml"));
+        let error = broken.err().unwrap().to_string();
         assert!(error.ends_with("broken.yaml is not YAML"), "{error}");
+        write(
+            "broken.yaml",
+            "\u{feff}{\"kind\": \"E\"}\n{\"kind\": \"F\"} {\"kind\": \"G\"}",
+        );
+        assert_eq!(kinds().unwrap(), ["A", "B", "C", "E", "F", "G", "D"]);
         assert!(read(&folder.path().join("none")).is_err());
     }
 }

@@ -24,7 +24,7 @@ use crate::{
         api::ApiClient,
         name::NamespacedName,
         objects::Namespace,
-        workload::{Workload, may_run_containers, template_of},
+        workload::{Workload, may_run_images, template_of},
     },
     config::Config,
     image::Resolver,
@@ -68,8 +68,9 @@ pub(super) struct ReportCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportOutput,
-    /// Exit with status 1 if a workload cannot run on a requested architecture (missing), or if
-    /// an image or object could not be read (unknown). Several with commas
+    /// Exit with status 1 if a workload cannot run on a requested architecture, or if that is not
+    /// known (missing); or only if it is not known (unknown). Several with commas [default with -o
+    /// junit: missing]
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     fail_on: Vec<FailOn>,
     /// Cache file with the image platforms that earlier reports read [default:
@@ -105,9 +106,10 @@ enum ReportOutput {
 /// A finding that makes the command exit with status 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FailOn {
-    /// An image, or an object that may run pods, could not be read.
+    /// It is not known whether a workload can run on a requested architecture: an image, or an
+    /// object that may run pods, could not be read.
     Unknown,
-    /// A workload cannot run on a requested architecture.
+    /// A workload is not known to run on a requested architecture.
     Missing,
 }
 
@@ -149,17 +151,18 @@ impl ReportCommand {
                 missing,
             ));
         }
-        let mut unread = Vec::new();
         let (source, found) = match &self.images {
             Some(file) => (name_of(file, "images"), read_images(file)?),
-            None => (self.name_of_manifests(), self.read_manifests(&mut unread)?),
+            None => (self.name_of_manifests(), self.read_manifests()?),
         };
         let inspector = self.inspector(&global, global.load_config()?, &metrics)?;
         let known = inspect(&inspector, found).await;
-        self.finish(&Report {
-            unread_objects: unread,
-            ..report(source, known, &self.requested_architectures, Vec::new())
-        })
+        self.finish(&report(
+            source,
+            known,
+            &self.requested_architectures,
+            Vec::new(),
+        ))
     }
 
     fn is_about_a_cluster(&self) -> bool {
@@ -208,20 +211,19 @@ impl ReportCommand {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// The workloads of the manifests. Adds to `unread` the objects that have containers, but no
-    /// known pod template.
-    fn read_manifests(&self, unread: &mut Vec<String>) -> anyhow::Result<Vec<FoundWorkload>> {
+    /// The workloads of the manifests, and what looks as if it runs images and cannot be read.
+    fn read_manifests(&self) -> anyhow::Result<Vec<FoundWorkload>> {
         let mut found = Vec::new();
         for path in &self.filename {
-            for (file, object) in manifests::read(path)? {
+            let manifests = manifests::read(path)?;
+            let unread_files = manifests.unread.into_iter();
+            found.extend(
+                unread_files.map(|(file, why)| FoundWorkload::unread("File", None, &file, why)),
+            );
+            for (file, object) in manifests.objects {
                 let cannot_read = || format!("cannot read {file}");
                 let Some(workload) = Workload::read(&object).with_context(cannot_read)? else {
-                    if may_run_containers(&object) {
-                        let text = |place: &str| object.pointer(place).and_then(Value::as_str);
-                        let (kind, name) = (text("/kind"), text("/metadata/name"));
-                        let [kind, name] = [kind, name].map(Option::unwrap_or_default);
-                        unread.push(format!("{kind} {name} in {file}"));
-                    }
+                    found.extend(may_run_images(&object).then(|| unread_object(&object)));
                     continue;
                 };
                 let pods = workload.replicas.unwrap_or(1);
@@ -236,11 +238,7 @@ impl ReportCommand {
         }
         // A chart that renders to nothing must not pass a check in CI.
         if found.is_empty() {
-            let what = unread.first().map_or_else(String::new, |first| {
-                format!("; {first} has containers, but no pod template that archaware knows")
-            });
-            let name = self.name_of_manifests();
-            bail!("{name} has no object that runs pods{what}");
+            bail!("{} has no object that runs pods", self.name_of_manifests());
         }
         Ok(found)
     }
@@ -249,11 +247,10 @@ impl ReportCommand {
         for permission in &report.missing_permissions {
             tracing::warn!("the report is incomplete: you lack the permission to {permission}");
         }
-        for object in &report.unread_objects {
-            tracing::warn!(
-                "{object} is not in the report: it has containers, but no pod template that archaware knows (spec.template, \
-                 spec.jobTemplate); name its images with --images"
-            );
+        for workload in &report.workloads {
+            for why in &workload.unread {
+                tracing::warn!("images of {} are not known: {why}", table::name(workload));
+            }
         }
         if report.workloads.is_empty() {
             let hint = if self.is_about_a_cluster() && !self.all_namespaces {
@@ -270,7 +267,7 @@ impl ReportCommand {
             ReportOutput::Markdown => markdown::print(report),
             ReportOutput::Html => html::print(report),
             ReportOutput::Junit => {
-                let fails_unread = self.fail_on.contains(&FailOn::Unknown);
+                let fails_unread = !self.fail_on().is_empty();
                 junit::print(report, |answer| self.fails(answer), fails_unread)
             }
         };
@@ -281,12 +278,10 @@ impl ReportCommand {
         let workloads = report.workloads.iter();
         let answers = workloads.flat_map(|workload| &workload.answers);
         let mut fails = answers.map(|answer| self.fails(answer));
-        // Objects that could not be read count as unknown: a check must not pass because it had
-        // nothing to check.
-        let is_unread =
-            !(report.missing_permissions.is_empty() && report.unread_objects.is_empty());
-        let unread = self.fail_on.contains(&FailOn::Unknown) && is_unread;
-        let empty = !self.fail_on.is_empty() && report.workloads.is_empty();
+        // A check must not pass because it had nothing to check.
+        let (checks, is_empty) = (!self.fail_on().is_empty(), report.workloads.is_empty());
+        let unread = !report.missing_permissions.is_empty() && (checks || is_empty);
+        let empty = checks && is_empty;
         if unread || empty || fails.any(|fails| fails) {
             CommandStatus::Failed
         } else {
@@ -297,9 +292,18 @@ impl ReportCommand {
     fn fails(&self, answer: &Answer) -> bool {
         match answer.can_run {
             CanRun::Yes => false,
-            CanRun::No => self.fail_on.contains(&FailOn::Missing),
-            CanRun::Unknown => self.fail_on.contains(&FailOn::Unknown),
+            CanRun::No => self.fail_on().contains(&FailOn::Missing),
+            CanRun::Unknown => !self.fail_on().is_empty(),
         }
+    }
+
+    /// The findings that end with status 1. A file for a CI system and the exit status have to
+    /// agree, so without `--fail-on` a file fails where test cases fail.
+    fn fail_on(&self) -> &[FailOn] {
+        if self.fail_on.is_empty() && self.output == ReportOutput::Junit {
+            return &[FailOn::Missing];
+        }
+        &self.fail_on
     }
 }
 
@@ -334,6 +338,19 @@ async fn inspect(inspector: &Inspector, found: Vec<FoundWorkload>) -> Vec<KnownW
     let known: Vec<_> = known.buffer_unordered(CONCURRENCY).collect().await;
     progress.finish();
     known
+}
+
+/// An object that looks as if it runs images.
+fn unread_object(object: &Value) -> FoundWorkload {
+    let text = |place: &str| object.pointer(place).and_then(Value::as_str);
+    let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
+    let why = "it names images at a place that archaware does not know: check them with --images";
+    FoundWorkload::unread(
+        text("/kind").unwrap_or_default(),
+        text("/metadata/namespace"),
+        name.unwrap_or_default(),
+        why.to_owned(),
+    )
 }
 
 fn name_of(path: &std::path::Path, what: &str) -> String {

@@ -1,6 +1,8 @@
 //! Objects that run pods: a pod, or any kind with a pod template, in the form of the API server or
 //! of a manifest.
 
+mod custom;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -49,13 +51,16 @@ impl Workload {
     ///
     /// When a field that archaware reads has another type than the API's.
     pub fn read(object: &Value) -> Result<Option<Self>, InvalidWorkload> {
-        let Some(template) = template_of(object) else {
+        let (template, replicas) = if let Some(template) = template_of(object) {
+            (without_nulls(template), pods_at_once(object))
+        } else if let Some((template, replicas)) = custom::template(object) {
+            (template, replicas)
+        } else {
             return Ok(None);
         };
         let text = |place: &str| object.pointer(place).and_then(Value::as_str);
         let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
         let (kind, name) = (text("/kind").unwrap_or_default(), name.unwrap_or_default());
-        let template = without_nulls(template);
         let template = PodTemplate::deserialize(template).map_err(|error| InvalidWorkload {
             kind: kind.to_owned(),
             name: name.to_owned(),
@@ -63,7 +68,7 @@ impl Workload {
         })?;
         Ok(Some(Self {
             selector: selector(object.pointer("/spec/selector")),
-            replicas: pods_at_once(object),
+            replicas,
             name: NamespacedName {
                 namespace: text("/metadata/namespace").map(str::to_owned),
                 name: name.to_owned(),
@@ -116,13 +121,15 @@ const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
 /// Policy APIs: their objects contain patterns for containers, but run none.
 const POLICIES: [&str; 2] = ["kyverno.io/", "gatekeeper.sh/"];
 
-/// Whether an object has containers with images in any field, and is not a policy.
-pub fn may_run_containers(object: &Value) -> bool {
+/// Whether an object that is no [`Workload`] looks as if it runs images, and is not a policy: it has
+/// containers in any field, or is of an operator's kind and names images.
+pub fn may_run_images(object: &Value) -> bool {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let version = text("apiVersion").unwrap_or_default();
     let is_policy = POLICIES.iter().any(|group| version.contains(group));
     // Helm values and pipelines of other tools have neither `kind` nor `apiVersion`.
-    text("kind").is_some() && !version.is_empty() && !is_policy && has_containers(object)
+    let is_object = text("kind").is_some() && !version.is_empty();
+    is_object && !is_policy && (has_containers(object) || custom::may_run_images(version, object))
 }
 
 fn has_containers(object: &Value) -> bool {

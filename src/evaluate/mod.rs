@@ -101,7 +101,7 @@ impl Evaluator {
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
         let evaluation = Evaluation {
             preferences,
-            unlabelled: self.nodes.unlabelled(&self.policy.taint),
+            unlabelled: self.nodes.unlabelled(&self.config),
             raised: invalid.into_iter().map(Notice::InvalidAnnotation).collect(),
             ..Evaluation::new(Verdict::Skip)
         };

@@ -34,6 +34,11 @@ pub struct KnownWorkload {
     pub stated: Option<Architectures>,
     /// The requested architectures that its author's node selector or affinity excludes.
     pub excluded: BTreeSet<Architecture>,
+    /// The architectures of the nodes that its node selector and node affinity select, by labels
+    /// other than that of the architecture; `None` if they do not limit it.
+    pub pinned_to: Option<BTreeSet<String>>,
+    /// Why some of its images are not known at all.
+    pub unread: Vec<String>,
     /// The number of its pods with a node, by architecture of the node.
     pub runs_on: BTreeMap<String, u64>,
     /// Its pods on the wrong architecture: an image, or a program in an image, does not run on
@@ -101,8 +106,6 @@ pub struct Report {
     pub images: Vec<ReportedImage>,
     /// Permissions without which something could not be read.
     pub missing_permissions: Vec<String>,
-    /// Objects of manifests with containers at a place that archaware does not know.
-    pub unread_objects: Vec<String>,
 }
 
 /// One workload.
@@ -126,6 +129,9 @@ pub struct ReportedWorkload {
     /// The architectures on which all of its images run, or which its author states. Null if no
     /// image limits it, or if an image could not be resolved.
     pub architectures: Option<Vec<String>>,
+    /// Why some of its images are not known at all: a container without image, an object that names
+    /// images at a place that archaware does not know, a file that cannot be read.
+    pub unread: Vec<String>,
     /// For each requested architecture: whether the workload could run on it.
     pub answers: Vec<Answer>,
     /// The number of its pods with a node, by architecture of the node.
@@ -140,7 +146,7 @@ pub struct ReportedWorkload {
 pub struct Answer {
     /// The architecture.
     pub architecture: String,
-    /// `yes`, `no`, or `unknown` if an image could not be resolved and nothing else says `no`.
+    /// `yes`, `no`, or `unknown` if an image is not known and nothing else says `no`.
     pub can_run: CanRun,
     /// The images that do not exist for it.
     pub blocked_by: Vec<String>,
@@ -149,6 +155,9 @@ pub struct Answer {
     /// Whether the workload's node selector, node affinity or annotation of architectures excludes
     /// the architecture.
     pub excluded: bool,
+    /// The architectures of the existing nodes that its node selector and node affinity select by
+    /// other labels, if the asked architecture is not among them.
+    pub pinned_to: Vec<String>,
 }
 
 /// Whether something can run.
@@ -229,9 +238,12 @@ impl KnownWorkload {
                 }
             }
         }
-        let can_run = if excluded || !blocked_by.is_empty() {
+        let pinned = self.pinned_to.as_ref();
+        let pinned = pinned.filter(|set| !set.contains(architecture.as_str()));
+        let is_read = self.stated.is_some() || self.unread.is_empty();
+        let can_run = if excluded || pinned.is_some() || !blocked_by.is_empty() {
             CanRun::No
-        } else if unknown.is_empty() {
+        } else if unknown.is_empty() && is_read {
             CanRun::Yes
         } else {
             CanRun::Unknown
@@ -242,6 +254,7 @@ impl KnownWorkload {
             blocked_by,
             unknown,
             excluded,
+            pinned_to: pinned.into_iter().flatten().cloned().collect(),
         }
     }
 
@@ -250,6 +263,9 @@ impl KnownWorkload {
     fn architectures(&self) -> Option<Architectures> {
         if let Some(stated) = &self.stated {
             return Some(stated.clone());
+        }
+        if !self.unread.is_empty() {
+            return None;
         }
         let mut shared: Option<Architectures> = None;
         for image in self.images.values() {
@@ -306,6 +322,7 @@ pub fn report(
                     .architectures()
                     .as_ref()
                     .map(Architectures::to_strings),
+                unread: workload.unread.clone(),
                 answers: asked_architectures
                     .iter()
                     .map(|architecture| workload.answer(architecture))
@@ -315,7 +332,6 @@ pub fn report(
             })
             .collect(),
         missing_permissions,
-        unread_objects: Vec::new(),
     }
 }
 

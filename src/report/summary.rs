@@ -39,9 +39,9 @@ pub struct Summary {
     pub blocked_by_one_image: Amount,
     /// Other workloads that cannot run on this architecture. Several images lack it; or the
     /// author's node selector, affinity or annotation excludes it; or one image lacks it, and
-    /// another image could not be resolved.
+    /// another image is not known.
     pub blocked_otherwise: Amount,
-    /// Workloads with an image that could not be resolved, and without a known obstacle.
+    /// Workloads with an image that is not known, and without a known obstacle.
     pub unknown: Amount,
     /// The images that keep workloads from this architecture; first the images that are the only
     /// obstacle of the most workloads.
@@ -93,8 +93,11 @@ impl Summary {
             let there = workload.runs_on.get(architecture.as_str());
             summary.pods_there += there.copied().unwrap_or_default();
             let answer = workload.answer(architecture);
-            let only =
-                answer.blocked_by.len() == 1 && answer.unknown.is_empty() && !answer.excluded;
+            let only = answer.blocked_by.len() == 1
+                && answer.unknown.is_empty()
+                && !answer.excluded
+                && answer.pinned_to.is_empty()
+                && workload.unread.is_empty();
             let amount = match answer.can_run {
                 CanRun::Yes => &mut summary.can_run,
                 CanRun::Unknown => &mut summary.unknown,

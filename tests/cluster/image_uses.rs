@@ -57,7 +57,7 @@ async fn an_image_that_is_never_pulled_runs_where_nodes_hold_it() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let registry = registry(&["amd64", "s390x"]).await;
-    let held = registry.image("amd64");
+    let held = format!("{}:latest", registry.image("amd64"));
     let images = json!({"status": {"images": [{"names": [held], "sizeBytes": 1}]}});
     let nodes = cluster.nodes();
     let patch = Patch::Merge(images);

@@ -339,3 +339,60 @@ async fn pull_secrets_and_permissions() {
     assert_eq!(report["workloads"][0]["kind"], "ReplicaSet");
     cluster.kubectl(&["-n", "archaware", "delete", "serviceaccount", "auditor"]);
 }
+
+/// A label that only amd64 nodes have keeps a workload from other architectures.
+#[tokio::test]
+async fn workloads_that_are_pinned_to_nodes_are_told() {
+    let cluster = TestCluster::take().await;
+    let labelled = |pool: &str| {
+        json!({"metadata": {"labels": {"kubernetes.io/os": "linux", "example.com/pool": pool,
+            "topology.kubernetes.io/zone": format!("zone-{pool}")}}})
+    };
+    for (name, architecture, pool) in [("a", "amd64", "fast"), ("b", "arm64", "cheap")] {
+        cluster
+            .create_node_with(name, architecture, labelled(pool))
+            .await;
+    }
+    let image = cluster.image("multi");
+    for (name, selector, expected) in [
+        ("free", json!({}), "yes"),
+        ("os", json!({"kubernetes.io/os": "linux"}), "yes"),
+        ("pinned", json!({"example.com/pool": "fast"}), "no"),
+        ("there", json!({"example.com/pool": "cheap"}), "yes"),
+        // An autoscaler may make such nodes.
+        ("later", json!({"example.com/pool": "new"}), "yes"),
+        (
+            "zone",
+            json!({"topology.kubernetes.io/zone": "zone-fast"}),
+            "yes",
+        ),
+    ] {
+        let mut deployment = workload(name, 0, &image);
+        deployment["spec"]["template"]["spec"]["nodeSelector"] = selector;
+        cluster.create::<Deployment>(deployment).await;
+        let report = reported(&cluster);
+        let workloads = report["workloads"].as_array().unwrap();
+        let found = workloads.iter().find(|one| one["name"] == name).unwrap();
+        let answer = &found["answers"][0];
+        assert_eq!(answer["canRun"], expected, "{name}: {found}");
+        let pinned_to = if name == "pinned" {
+            json!(["amd64"])
+        } else {
+            json!([])
+        };
+        assert_eq!(answer["pinnedTo"], pinned_to, "{name}");
+    }
+    let table = report(&cluster, &[], &["-n", &cluster.namespace]);
+    assert!(table.contains("pinned to amd64 nodes"), "{table}");
+}
+
+/// Zeros would look like a result.
+#[tokio::test]
+async fn a_report_that_could_read_nothing_fails() {
+    let cluster = TestCluster::take().await;
+    cluster.kubectl(&["-n", "archaware", "create", "serviceaccount", "stranger"]);
+    let stranger = cluster.service_account("stranger");
+    let (status, _, error) = cluster.archaware_with(&[], &stranger, &["report", "-A"]);
+    assert_eq!(status, 1, "{error}");
+    assert!(error.contains("list pods"), "{error}");
+}

@@ -36,6 +36,23 @@ impl Default for TaintPolicy {
     }
 }
 
+impl TaintPolicy {
+    /// The kind of the taint that a node gets. `None` if it gets none, unless for its architecture.
+    fn kind_for(&self, node: &NodeView<'_>) -> Option<&TaintKind> {
+        let selected = !is_ignored(node) && self.selector.matches(node.labels);
+        self.kind.as_ref().filter(|_| selected)
+    }
+
+    fn taints_architecture(&self, architecture: &Architecture) -> bool {
+        self.architectures.is_empty() || self.architectures.contains(architecture)
+    }
+
+    /// Whether a node of this architecture has or gets a taint.
+    pub(super) fn taints(&self, node: &NodeView<'_>, architecture: &Architecture) -> bool {
+        self.kind_for(node).is_some() && self.taints_architecture(architecture)
+    }
+}
+
 /// Changes to a node, applied in one patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeChange {
@@ -159,18 +176,14 @@ pub fn decide(
         // its own.
         return (None, Some(TaintProblem::UnknownKey(taint)));
     }
-    let wanted = policy
-        .kind
-        .as_ref()
-        .filter(|_| !is_ignored(node) && policy.selector.matches(node.labels));
-    let Some(kind) = wanted else {
+    let Some(kind) = policy.kind_for(node) else {
         return (untaint(node, keys), None);
     };
     let Ok(architecture) = node.architecture.parse::<Architecture>() else {
         // A node whose status is briefly empty keeps its taint: removing it would admit every pod.
         return (None, Some(TaintProblem::UnknownArchitecture));
     };
-    if !policy.architectures.is_empty() && !policy.architectures.contains(&architecture) {
+    if !policy.taints_architecture(&architecture) {
         return (untaint(node, keys), None);
     }
     let value = policy.variants.taint_value(&architecture, node.labels);

@@ -8,17 +8,17 @@ use archaware_platform::Architecture;
 
 use super::{
     affinity::LABEL,
+    node::TaintPolicy,
     node_set::NodeSet,
     node_view::NodeView,
     requirement::{Operator, Requirement},
-    taint::TaintKind,
 };
 
 /// The architectures of the nodes that lack the label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnlabelledNodes {
     architectures: BTreeSet<Architecture>,
-    /// Those of nodes without archaware's taint: only affinity keeps pods away from them.
+    /// Those of nodes that archaware does not taint: only affinity keeps pods away from them.
     untainted: BTreeSet<Architecture>,
 }
 
@@ -31,15 +31,16 @@ impl UnlabelledNodes {
         }
     }
 
-    /// The nodes of a cluster that lack the label. `taint`: archaware's taint.
-    pub fn new<'a>(nodes: impl IntoIterator<Item = NodeView<'a>>, taint: &TaintKind) -> Self {
+    /// The nodes of a cluster that lack the label. Nodes that are about to get their taint count as
+    /// tainted, because the affinity of a pod stays as it is.
+    pub fn new<'a>(nodes: impl IntoIterator<Item = NodeView<'a>>, policy: &TaintPolicy) -> Self {
         let mut found = Self::default();
         let nodes = nodes.into_iter();
         for node in nodes.filter(|node| !node.labels.contains_key(LABEL)) {
             let Ok(architecture) = node.architecture.parse::<Architecture>() else {
                 continue;
             };
-            if !node.taints.iter().any(|found| taint.is_of(found)) {
+            if !policy.taints(&node, &architecture) {
                 found.untainted.insert(architecture.clone());
             }
             found.architectures.insert(architecture);
@@ -88,53 +89,53 @@ impl UnlabelledNodes {
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde_json::{Value, json};
-
     use super::*;
-    use crate::affinity::on_architecture;
+    use crate::{affinity::on_architecture, annotation};
 
     #[test]
     fn nodes_without_the_label_are_selected_by_their_architecture() {
         let labelled: BTreeMap<_, _> = [(LABEL.to_owned(), "amd64".to_owned())].into();
         let unlabelled: BTreeMap<_, _> = [("type".to_owned(), "virtual-kubelet".to_owned())].into();
         let arm: BTreeMap<_, _> = [(LABEL.to_owned(), "arm64".to_owned())].into();
-        let annotations = BTreeMap::new();
-        let kind = TaintKind::default();
-        let taint = |architecture: &str| vec![kind.taint(architecture.to_owned()).to_json()];
-        let none: Vec<Value> = Vec::new();
-        let foreign = vec![json!({"key": "virtual-kubelet.io/provider", "effect": "NoSchedule"})];
-        let amd = taint("amd64");
-        let arm_taint = taint("arm64");
+        let (annotations, ignored) = (
+            BTreeMap::new(),
+            [(annotation::IGNORE.to_owned(), "true".to_owned())].into(),
+        );
         for (nodes, required, selects_unlabelled) in [
             // Every node has the label.
-            (vec![(&labelled, "amd64", &amd)], "amd64", false),
-            (vec![(&unlabelled, "amd64", &amd)], "amd64", true),
-            (vec![(&unlabelled, "amd64", &foreign)], "amd64", true),
-            (vec![(&unlabelled, "amd64", &amd)], "arm64", false),
+            (vec![(&labelled, "amd64", &annotations)], "amd64", false),
+            (vec![(&unlabelled, "amd64", &annotations)], "amd64", true),
+            (vec![(&unlabelled, "amd64", &ignored)], "amd64", true),
+            (vec![(&unlabelled, "amd64", &annotations)], "arm64", false),
             // The taint keeps the pod away from the second node.
             (
                 vec![
-                    (&unlabelled, "amd64", &amd),
-                    (&unlabelled, "arm64", &arm_taint),
+                    (&unlabelled, "amd64", &annotations),
+                    (&unlabelled, "arm64", &annotations),
                 ],
                 "amd64",
                 true,
             ),
             // Nothing else would.
             (
-                vec![(&unlabelled, "amd64", &amd), (&unlabelled, "arm64", &none)],
+                vec![
+                    (&unlabelled, "amd64", &annotations),
+                    (&unlabelled, "arm64", &ignored),
+                ],
                 "amd64",
                 false,
             ),
-            (vec![(&unlabelled, "", &none)], "amd64", false),
+            (vec![(&unlabelled, "", &ignored)], "amd64", false),
         ] {
-            let views = nodes.iter().map(|(labels, architecture, taints)| NodeView {
-                architecture,
-                labels,
-                annotations: &annotations,
-                taints,
-            });
-            let found = UnlabelledNodes::new(views, &kind);
+            let views = nodes
+                .iter()
+                .map(|(labels, architecture, annotations)| NodeView {
+                    architecture,
+                    labels,
+                    annotations,
+                    taints: &[],
+                });
+            let found = UnlabelledNodes::new(views, &TaintPolicy::default());
             let required: Architecture = required.parse().unwrap();
             let set = NodeSet::all_of([on_architecture([&required])]);
             let set = found.admitted_to(set);

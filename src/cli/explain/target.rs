@@ -245,7 +245,7 @@ pub(super) fn daemon_set(object: &Value) -> Result<Option<DaemonSet>, serde_json
 /// The objects of manifests that run pods.
 pub(super) fn read_manifests(path: &Path) -> anyhow::Result<Vec<Manifest>> {
     let mut found = Vec::new();
-    for (file, object) in manifests::read(path)? {
+    for (file, object) in manifests::read(path)?.objects {
         let cannot_read = || format!("cannot read {file}");
         if let Some(workload) = Workload::read(&object).with_context(cannot_read)? {
             let daemon_set = daemon_set(&object).with_context(cannot_read)?;

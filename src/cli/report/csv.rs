@@ -3,7 +3,7 @@
 use crate::{report::Report, text::one_line};
 
 /// The columns.
-const HEADER: [&str; 13] = [
+const HEADER: [&str; 15] = [
     "namespace",
     "kind",
     "name",
@@ -17,6 +17,8 @@ const HEADER: [&str; 13] = [
     "unknown",
     "excluded",
     "misplaced_pods",
+    "pinned_to",
+    "unread",
 ];
 
 pub(super) fn print(report: &Report) -> String {
@@ -37,6 +39,8 @@ pub(super) fn print(report: &Report) -> String {
                 answer.unknown.join(" "),
                 answer.excluded.to_string(),
                 workload.misplaced.len().to_string(),
+                answer.pinned_to.join(" "),
+                workload.unread.join("; "),
             ]);
         }
     }

@@ -20,6 +20,8 @@ pub(super) struct FoundWorkload {
     pub(super) name: String,
     pub(super) pods: u64,
     pub(super) requests: Requests,
+    /// Why some of its images are not known at all.
+    pub(super) unread: Vec<String>,
     /// The distinct specs of its pods.
     pub(super) specs: Vec<FoundSpec>,
     /// Its pods that have a node.
@@ -87,7 +89,18 @@ impl FoundWorkload {
             name: workload.name.name,
             pods,
             requests,
-            bound: Vec::new(),
+            ..Self::default()
+        }
+    }
+
+    /// Something that may run pods and cannot be read.
+    pub(super) fn unread(kind: &str, namespace: Option<&str>, name: &str, why: String) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+            unread: vec![why],
+            ..Self::default()
         }
     }
 

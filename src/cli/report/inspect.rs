@@ -9,7 +9,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use crate::{
     cluster::{
         api::ApiClient,
-        objects::{Node, labels},
+        objects::{Node, PodSpec, labels},
     },
     config::Config,
     evaluate::{
@@ -21,7 +21,10 @@ use crate::{
         ResolveRequest, Resolver,
         credentials::{self, Keyring},
     },
-    placement::{NodePlatform, NodeVariant, PlacementPolicy},
+    placement::{
+        NodePlatform, NodeVariant, PlacementPolicy,
+        affinity::{HOSTNAME, LABELS},
+    },
     platform::{Architecture, Architectures, with_variant},
     report::{KnownImage, KnownWorkload, MisplacedPod},
 };
@@ -103,6 +106,7 @@ impl Inspector {
         let mut images = BTreeMap::new();
         let mut stated = None;
         let mut excluded = BTreeSet::new();
+        let mut unread = found.unread;
         let namespace = found.namespace.clone().unwrap_or_default();
         for found_spec in &found.specs {
             stated = stated.or_else(|| stated_architectures(&found_spec.annotations));
@@ -112,6 +116,7 @@ impl Inspector {
                 author.excludes_all(&alone)
             };
             excluded.extend(self.asked_architectures.iter().filter(excludes).cloned());
+            unread.extend(unread_containers(&found_spec.spec));
             for (name, known) in self.resolve(found_spec, &namespace).await {
                 // Keep a resolved image: it may be unreadable with the credentials of another spec.
                 let is_new = !matches!(images.get(&name), Some(KnownImage::Resolved { .. }));
@@ -127,7 +132,11 @@ impl Inspector {
             *runs_on.entry(architecture.to_owned()).or_default() += 1;
         }
         let misplaced = found.bound.iter();
+        unread.sort();
+        unread.dedup();
         KnownWorkload {
+            pinned_to: self.pinned_to(&found.specs),
+            unread,
             misplaced: misplaced
                 .filter_map(|pod| {
                     let node = self.nodes.get(&pod.node)?;
@@ -144,6 +153,29 @@ impl Inspector {
             excluded,
             runs_on,
         }
+    }
+
+    /// The architectures of the nodes that the specs select by labels of pools; `None` if a spec
+    /// selects no pool, or no existing node: an autoscaler may make one.
+    fn pinned_to(&self, specs: &[FoundSpec]) -> Option<BTreeSet<String>> {
+        let mut architectures = BTreeSet::new();
+        for found in specs {
+            let author = found.spec.author_nodes();
+            let mut keys = author.label_keys();
+            let names_pool = keys.any(|key| ONE_POOL_KEYS.contains(&key));
+            let mut keys = author.label_keys();
+            let may_pin = keys.any(|key| !ANY_POOL_KEYS.contains(&key) && !LABELS.contains(&key));
+            let nodes = self.nodes.iter();
+            let selected = nodes.filter(|(name, node)| author.selects(&node.labels, name));
+            let selected: Vec<_> = selected.map(|(_, node)| &node.architecture).collect();
+            // A label that every node has says nothing about nodes that are added.
+            let selects_all = selected.len() == self.nodes.len();
+            if !may_pin || selected.is_empty() || (selects_all && !names_pool) {
+                return None;
+            }
+            architectures.extend(selected.into_iter().cloned());
+        }
+        (!architectures.is_empty()).then_some(architectures)
     }
 
     async fn resolve(&self, found: &FoundSpec, namespace: &str) -> Vec<(String, KnownImage)> {
@@ -225,6 +257,42 @@ impl Inspector {
         });
         known.collect()
     }
+}
+
+/// Labels by which one pool of nodes, one type of machine or one node is selected.
+const ONE_POOL_KEYS: [&str; 7] = [
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    HOSTNAME,
+];
+/// Labels that nodes of every architecture have.
+const ANY_POOL_KEYS: [&str; 6] = [
+    "kubernetes.io/os",
+    "beta.kubernetes.io/os",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+];
+
+/// Why some images of a spec are not known: it is a patch for another manifest.
+fn unread_containers(spec: &PodSpec) -> impl Iterator<Item = String> {
+    let none = spec.containers.is_empty();
+    let none = none.then(|| "it names no container".to_owned());
+    let containers = spec.init_containers.iter().chain(&spec.containers);
+    let without_image = containers.filter(|container| {
+        let image = container.image.as_deref().unwrap_or_default();
+        image.is_empty()
+    });
+    let without_image = without_image.map(|container| {
+        let name = &container.name;
+        format!("container {name} names no image")
+    });
+    none.into_iter().chain(without_image)
 }
 
 /// The reason for images whose registry is not asked.

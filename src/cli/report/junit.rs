@@ -1,30 +1,25 @@
 //! A report as `JUnit` XML, which CI systems show: one test case for each workload and architecture
 //! that is asked about.
 
-use crate::report::{Answer, CanRun, Report};
+use crate::report::{Answer, CanRun, Report, ReportedWorkload};
 
 use super::{markup::escape, table::name};
 
-/// `fails`: whether the command ends with an error for an answer. Without `--fail-on`, a missing
-/// architecture is still a failure in the file. `fails_unread`: whether the command ends with an
-/// error for objects that could not be read.
+/// `fails`: whether the command ends with an error for an answer. `fails_unread`: whether it ends
+/// with an error for what lacks a permission.
 pub(super) fn print(
     report: &Report,
     fails: impl Fn(&Answer) -> bool,
     fails_unread: bool,
 ) -> String {
-    let is_failure = |answer: &Answer| answer.can_run == CanRun::No || fails(answer);
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
     for (index, summary) in report.summaries.iter().enumerate() {
         let answers = report.workloads.iter().filter_map(|workload| {
             let answer = workload.answers.get(index)?;
-            Some((name(workload), answer))
+            Some((workload, answer))
         });
         let answers: Vec<_> = answers.collect();
-        let failures = answers
-            .iter()
-            .filter(|(_, answer)| is_failure(answer))
-            .count();
+        let failures = answers.iter().filter(|(_, answer)| fails(answer)).count();
         let bad = answers
             .iter()
             .filter(|(_, answer)| answer.can_run != CanRun::Yes);
@@ -34,21 +29,19 @@ pub(super) fn print(
             answers.len(),
             bad.count() - failures
         );
-        for (name, answer) in answers {
-            text += &case(&name, answer, is_failure(answer));
+        for (workload, answer) in answers {
+            text += &case(workload, answer, fails(answer));
         }
         text += "  </testsuite>\n";
     }
     text + &unread(report, fails_unread) + "</testsuites>\n"
 }
 
-/// A suite of the objects that could not be read, if there are such objects.
+/// A suite of what could not be read for lack of a permission.
 fn unread(report: &Report, is_failure: bool) -> String {
     let permissions = report.missing_permissions.iter();
     let permissions = permissions.map(|permission| format!("permission to {permission}"));
-    let names: Vec<String> = permissions
-        .chain(report.unread_objects.iter().cloned())
-        .collect();
+    let names: Vec<String> = permissions.collect();
     if names.is_empty() {
         return String::new();
     }
@@ -71,12 +64,12 @@ fn unread(report: &Report, is_failure: bool) -> String {
     text + "  </testsuite>\n"
 }
 
-fn case(name: &str, answer: &Answer, is_failure: bool) -> String {
+fn case(workload: &ReportedWorkload, answer: &Answer, is_failure: bool) -> String {
     let class = format!("archaware.{}", answer.architecture);
     let head = format!(
         "    <testcase classname=\"{}\" name=\"{}\"",
         escape(&class),
-        escape(name)
+        escape(&name(workload))
     );
     if answer.can_run == CanRun::Yes {
         return format!("{head}/>\n");
@@ -98,6 +91,13 @@ fn case(name: &str, answer: &Answer, is_failure: bool) -> String {
             answer.unknown.join(", ")
         ));
     }
+    if !answer.pinned_to.is_empty() {
+        why.push(format!(
+            "pinned to {} nodes",
+            answer.pinned_to.join(" and ")
+        ));
+    }
+    why.extend(workload.unread.iter().cloned());
     let why = escape(&why.join("; "));
     let result = match (is_failure, answer.can_run) {
         (true, CanRun::Unknown) => format!("<failure type=\"unknown\" message=\"{why}\"/>"),

@@ -269,6 +269,12 @@ pub(super) fn reasons(workload: &ReportedWorkload, name_of: impl Fn(&str) -> &st
                 "its node selector, affinity or annotation excludes {architecture}"
             ));
         }
+        if !answer.pinned_to.is_empty() {
+            reasons.push(format!(
+                "pinned to {} nodes",
+                answer.pinned_to.join(" and ")
+            ));
+        }
         for image in &answer.unknown {
             let reason = format!("image {} could not be checked", name_of(image));
             if !reasons.contains(&reason) {
@@ -276,6 +282,7 @@ pub(super) fn reasons(workload: &ReportedWorkload, name_of: impl Fn(&str) -> &st
             }
         }
     }
+    reasons.extend(workload.unread.iter().cloned());
     reasons
 }
 

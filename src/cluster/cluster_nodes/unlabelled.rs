@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::placement::{TaintKind, UnlabelledNodes};
+use crate::{
+    config::Config,
+    placement::{UnlabelledNodes, node::TaintPolicy},
+};
 
 use super::ClusterNodes;
 
@@ -17,9 +20,9 @@ const TTL: Duration = Duration::from_secs(1);
 pub(super) type Answer = (Instant, Arc<UnlabelledNodes>);
 
 impl ClusterNodes {
-    /// The nodes without the label for their architecture; the answer may be a second old. `taint`:
-    /// archaware's taint, always the same.
-    pub fn unlabelled(&self, taint: &TaintKind) -> Arc<UnlabelledNodes> {
+    /// The nodes without the label for their architecture; the answer may be a second old. `config`:
+    /// always the same.
+    pub fn unlabelled(&self, config: &Config) -> Arc<UnlabelledNodes> {
         let now = Instant::now();
         let mut answer = self.unlabelled.lock();
         if let Some((found, nodes)) = &*answer
@@ -29,7 +32,7 @@ impl ClusterNodes {
         }
         let nodes = self.all();
         let views = nodes.iter().map(|node| node.view());
-        let nodes = Arc::new(UnlabelledNodes::new(views, taint));
+        let nodes = Arc::new(UnlabelledNodes::new(views, &TaintPolicy::from(config)));
         *answer = Some((now, nodes.clone()));
         nodes
     }
