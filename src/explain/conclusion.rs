@@ -75,6 +75,21 @@ fn foreign_gate(pod: Option<&ExistingPod>) -> Option<Conclusion> {
     Some(Conclusion::new(sentence, []))
 }
 
+/// The advice to have a pod replaced. `replaced`: for a pod whose controller makes another one
+/// anywhere. `None` where archaware is not installed, because the replacement would be placed in the
+/// same way.
+fn replace(facts: &Facts<'_>, replaced: &str) -> Option<String> {
+    if facts.is_installed == Some(false) {
+        return None;
+    }
+    let controller = facts.pod.and_then(|pod| pod.pod.controller());
+    Some(match controller.map(|owner| owner.kind.as_str()) {
+        None => "No controller replaces the pod: delete it and create it again, so that archaware places it.".to_owned(),
+        Some("DaemonSet") => "Its DaemonSet would make another pod on the same node: let node affinity in the template of the DaemonSet exclude such nodes.".to_owned(),
+        Some(_) => replaced.to_owned(),
+    })
+}
+
 /// For example `Build app:1 for arm64`; `None` without images.
 fn build_for(images: &[&EvaluatedImage], architecture: &str) -> Option<String> {
     let names: Vec<_> = images.iter().map(|image| image.name.as_str()).collect();

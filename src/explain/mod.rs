@@ -249,7 +249,9 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
     let nodes = node_groups::groups(facts, &consequence);
     let conclusion = conclusion::conclude(facts, &consequence, nodes.as_deref());
     let is_pending = facts.pod.is_none_or(ExistingPod::is_pending);
-    let adds = is_pending && facts.is_installed != Some(false);
+    // The controller only reports that no node can run an existing pod.
+    let is_only_reported = consequence.verdict == "none" && facts.pod.is_some();
+    let adds = is_pending && facts.is_installed != Some(false) && !is_only_reported;
     let mut change = consequence.change.clone();
     if let Some(template) = facts.template {
         let owned = template.owned_tolerations();

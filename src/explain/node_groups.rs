@@ -49,6 +49,9 @@ pub struct NodeGroup {
     /// The first obstacle.
     #[serde(skip)]
     pub(super) obstacle: Option<Obstacle>,
+    /// How much keeps the pod away from the closest of these nodes.
+    #[serde(skip)]
+    pub(super) distance: (usize, usize),
     /// Whether the scheduler would place the pod there, although its images do not run there.
     #[serde(skip)]
     pub(super) is_deadly: bool,
@@ -79,7 +82,8 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
         added: &added,
     };
     let (variants, own_taint) = (&facts.policy.variants, &facts.policy.taint);
-    let mut groups: BTreeMap<Key, (usize, Vec<String>, Option<NodeVariant>)> = BTreeMap::new();
+    type Group = (usize, Vec<String>, Option<NodeVariant>, (usize, usize));
+    let mut groups: BTreeMap<Key, Group> = BTreeMap::new();
     let nodes = facts.nodes?.iter();
     for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none()) {
         let view = node.view();
@@ -97,14 +101,16 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             taints(node),
             landing::landing(&pod, &landing_node, own_taint),
         );
-        let (count, examples, of_group) = groups.entry(key).or_default();
+        let distance = landing::distance(&pod, &landing_node);
+        let new = || (0, Vec::new(), variant, distance);
+        let (count, examples, _, least) = groups.entry(key).or_insert_with(new);
         *count += 1;
-        *of_group = variant;
+        *least = distance.min(*least);
         if examples.len() < MAX_EXAMPLES {
             examples.push(landing_node.name.to_owned());
         }
     }
-    let describe = |(key, (count, examples, of_group)): (Key, (usize, Vec<String>, _))| {
+    let describe = |(key, (count, examples, of_group, distance)): (Key, Group)| {
         let (architecture, variant, taints, landing) = key;
         let (fits, reason) = match &landing {
             Landing::Fits => ("yes", None),
@@ -128,6 +134,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             reason,
             examples,
             node_variant: of_group,
+            distance,
             is_deadly: landing == Landing::Blocked(Obstacle::Architecture),
             obstacle: match landing {
                 Landing::Blocked(obstacle) => Some(obstacle),

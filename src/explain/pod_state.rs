@@ -228,13 +228,28 @@ fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
     // The reason of the last failure explains more than the state of the restart.
     let last = status.last_state.terminated.as_ref();
     let last_failure = last.filter(failed).filter(|_| !status.ready);
-    let message = last_failure.and_then(|failure| failure.message.clone());
-    let exit = detail.exit_code.map(|code| format!("exit code {code}"));
+    let message = last_failure.and_then(describe_end);
+    let exit = describe_end(&detail);
     Some(ContainerProblem {
         name: status.name.clone(),
         reason: detail.reason.unwrap_or_default(),
-        message: message.or(detail.message).or(exit),
+        message: message.or(exit),
     })
+}
+
+/// How a container ended: by its message, or for example `OOMKilled, exit code 137`.
+fn describe_end(detail: &StateDetail) -> Option<String> {
+    let message = detail.message.clone().filter(|text| !text.is_empty());
+    let ended = || {
+        let code = detail.exit_code?;
+        // The kubelet's reason for every other failure.
+        let reason = detail.reason.as_deref().filter(|reason| *reason != "Error");
+        let reason = reason
+            .map(|reason| format!("{reason}, "))
+            .unwrap_or_default();
+        Some(format!("{reason}exit code {code}"))
+    };
+    message.or_else(ended)
 }
 
 /// The architecture of a node.

@@ -54,6 +54,8 @@ struct Case {
     annotations: Value,
     status: Value,
     exists: bool,
+    /// The kind of its controller.
+    owner: Option<&'static str>,
     images: Vec<EvaluatedImage>,
     failed: Vec<(String, ImageError)>,
     verdict: Verdict,
@@ -79,6 +81,7 @@ impl Case {
             annotations: json!({}),
             status: json!({"phase": "Pending"}),
             exists: true,
+            owner: Some("ReplicaSet"),
             images,
             failed: Vec::new(),
             verdict: Verdict::Decided(decision),
@@ -102,6 +105,10 @@ impl Case {
             "status": self.status,
         });
         json_patch::merge(&mut pod["spec"], &self.spec);
+        if let Some(kind) = self.owner {
+            let owner = json!({"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": true});
+            pod["metadata"]["ownerReferences"] = json!([owner]);
+        }
         let pod = ExistingPod::read(pod).unwrap();
         let config = Config::default();
         let policy = PlacementPolicy::from(&config);
@@ -501,6 +508,54 @@ fn what_the_architecture_has_nothing_to_do_with() {
             &[],
         ),
         (
+            "nothing replaces it",
+            Case {
+                spec: json!({"nodeName": "c"}),
+                owner: None,
+                ..Case::on("amd64")
+            },
+            "It is bound to node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
+            &[
+                "Build app:1 for arm64.",
+                "No controller replaces the pod: delete it and create it again, so that archaware places it.",
+            ],
+        ),
+        (
+            "its DaemonSet would make it again there",
+            Case {
+                spec: json!({"nodeName": "c"}),
+                owner: Some("DaemonSet"),
+                ..Case::on("amd64")
+            },
+            "It is bound to node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
+            &[
+                "Build app:1 for arm64.",
+                "Its DaemonSet would make another pod on the same node: let node affinity in the template of the DaemonSet exclude such nodes.",
+            ],
+        ),
+        (
+            "archaware would not place its replacement",
+            Case {
+                spec: json!({"nodeName": "c"}),
+                is_installed: Some(false),
+                ..Case::on("amd64")
+            },
+            "It is bound to node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
+            &["Build app:1 for arm64."],
+        ),
+        (
+            "it needs more memory",
+            Case {
+                spec: json!({"nodeName": "a"}),
+                status: json!({"phase": "Running", "containerStatuses": [{"name": "c", "state": {"waiting": {
+                    "reason": "CrashLoopBackOff", "message": "back-off 10s"}}, "lastState": {"terminated": {
+                    "reason": "OOMKilled", "exitCode": 137}}}]}),
+                ..Case::on("amd64")
+            },
+            "It is bound to node a (amd64), for which its images exist; container c does not run: CrashLoopBackOff: OOMKilled, exit code 137.",
+            &[],
+        ),
+        (
             "it failed",
             Case {
                 spec: json!({"nodeName": "c"}),
@@ -514,6 +569,44 @@ fn what_the_architecture_has_nothing_to_do_with() {
             ],
         ),
     ]);
+}
+
+/// Nodes that the author selects lack less than nodes without the label.
+#[test]
+fn the_advice_is_for_the_nodes_that_the_pod_is_meant_for() {
+    let taint = json!({"key": "gpu", "value": "yes", "effect": "NoSchedule"});
+    let own = json!({"key": "kubernetes.io/arch", "value": "amd64", "effect": "NoSchedule"});
+    let gpu = json!({"metadata": {"labels": {"gpu": "yes"}}, "spec": {"taints": [own, taint]}});
+    let mut all = nodes();
+    all.push(node("gpu", "amd64", &gpu));
+    let mut spec = tolerating(&["amd64"]);
+    spec["nodeSelector"] = json!({"gpu": "yes"});
+    let case = Case {
+        spec,
+        nodes: Some(all),
+        ..Case::on("amd64")
+    };
+    let advice = case.explain().advice.join(" ");
+    assert!(advice.contains("tolerate that taint"), "{advice}");
+    assert!(advice.contains("gpu=yes:NoSchedule"), "{advice}");
+    assert!(!advice.contains("Label"), "{advice}");
+}
+
+/// The controller only reports that no node can run a pod.
+#[test]
+fn nothing_is_to_be_added_to_a_pod_that_no_node_can_run() {
+    for (exists, expected) in [(true, false), (false, true)] {
+        let case = Case {
+            exists,
+            spec: json!({"schedulingGates": [{"name": "archaware.dev/inspect"}]}),
+            conflict: Some(Conflict::Disjoint(vec![set("amd64"), set("arm64")])),
+            ..Case::of(
+                vec![image("app:1", "amd64")],
+                Decision::NoCommonArchitecture,
+            )
+        };
+        assert_eq!(case.explain().pending.is_some(), expected, "{exists}");
+    }
 }
 
 #[test]

@@ -125,6 +125,19 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, taint_kind: &TaintK
     Landing::Blocked(blocked)
 }
 
+/// How much keeps a pod away from a node, for comparisons of nodes: first what the author of the pod
+/// selects and the node is not, then the number of its taints. Nodes that the author selects are
+/// those that the pod is meant for.
+pub fn distance(pod: &LandingPod<'_>, node: &LandingNode<'_>) -> (usize, usize) {
+    let mut selector = pod.author.node_selector.iter();
+    let is_selected = selector.all(|(key, value)| node.labels.get(key) == Some(value));
+    let selects = affinity_selects(pod.author.affinity, node);
+    let taints = node.taints.iter();
+    let hostile = taints.filter(|taint| keeps_away(taint, pod.tolerations));
+    let mismatches = usize::from(!is_selected) + usize::from(!selects);
+    (mismatches, hostile.count())
+}
+
 /// A taint as `kubectl taint` writes it.
 pub fn describe_taint(taint: &Value) -> String {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));

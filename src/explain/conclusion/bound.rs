@@ -16,6 +16,7 @@ use super::{
     super::{ExistingPod, Facts, images::say_lacking},
     Conclusion, build_for,
     images::for_reason,
+    replace,
 };
 
 pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
@@ -49,7 +50,10 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         let build = build_for(&images, platform.architecture);
         let advice = [
             build.map(|build| format!("{build}.")),
-            Some("Or delete the pod, so that its replacement is placed by its images.".to_owned()),
+            replace(
+                facts,
+                "Or delete the pod, so that its replacement is placed by its images.",
+            ),
         ];
         let sentence = format!("{location} {node}, but {lacking}; {problem}.");
         return Conclusion::new(sentence, advice.into_iter().flatten());
@@ -58,7 +62,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let overruled =
         stated.filter(|set| facts.policy.runs(platform, Some(set), None) == Some(false));
     if let Some(stated) = overruled {
-        return against_statement(&format!("{location} {node}"), stated, problem);
+        return against_statement(facts, &format!("{location} {node}"), stated, problem);
     }
     // Labels declare that a node emulates, so without labels emulation does not count.
     let (counting_images, no_labels) = (facts.counting_images(), BTreeMap::new());
@@ -119,7 +123,12 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
 }
 
 /// The conclusion for a pod on a node whose architecture the pod's author does not state.
-fn against_statement(place: &str, stated: &Architectures, problem: Option<String>) -> Conclusion {
+fn against_statement(
+    facts: &Facts<'_>,
+    place: &str,
+    stated: &Architectures,
+    problem: Option<String>,
+) -> Conclusion {
     let problem = problem.map(|problem| format!("; {problem}"));
     let sentence = format!(
         "{place}, but the annotation archaware.dev/architectures lists only {}{}.",
@@ -127,7 +136,7 @@ fn against_statement(place: &str, stated: &Architectures, problem: Option<String
         problem.unwrap_or_default()
     );
     let advice = "Delete the pod: its replacement is placed by the annotation archaware.dev/architectures. Or correct the annotation in the template.";
-    Conclusion::new(sentence, [advice.to_owned()])
+    Conclusion::new(sentence, replace(facts, advice))
 }
 
 /// The first container that does not run, and why.

@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     super::{ExistingPod, Facts, NodeGroup},
-    Conclusion, build_for, counts,
+    Conclusion, build_for, counts, replace,
 };
 
 /// Images that cannot be read.
@@ -97,16 +97,21 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     let advice = match &evaluation.conflict {
         Some(Conflict::Excluded(_)) => excluded(facts),
         Some(Conflict::Outdated(_)) => {
-            "Delete the pod: archaware decides about its replacement.".to_owned()
+            let advice = "Delete the pod: archaware decides about its replacement.";
+            return Conclusion::new(capitalised(&why), replace(facts, advice));
         }
         _ => fewest_builds(facts, groups.unwrap_or_default()).unwrap_or_else(|| {
             "Build its images for one architecture, or state where they run with the annotation archaware.dev/architectures.".to_owned()
         }),
     };
-    let mut chars = why.chars();
+    Conclusion::new(capitalised(&why), [advice])
+}
+
+/// A text as a sentence.
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string());
-    let sentence = format!("{}{}.", first.unwrap_or_default(), chars.as_str());
-    Conclusion::new(sentence, [advice])
+    format!("{}{}.", first.unwrap_or_default(), chars.as_str())
 }
 
 /// The advice if the author selects only architectures that the images lack.

@@ -204,7 +204,8 @@ impl Placement<'_> {
                 suffices(set, &group.architecture, group.node_variant) != Some(false)
             })
         };
-        let Some(group) = self.groups.iter().find(runs) else {
+        let suitable = self.groups.iter().filter(runs);
+        let Some(group) = suitable.min_by_key(|group| group.distance) else {
             let set = self.consequence.runs_on.as_ref();
             let names = set.map(|set| set.join(" or ")).unwrap_or_default();
             let most = self.groups.first().map(|group| group.architecture.as_str());
