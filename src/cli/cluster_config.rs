@@ -18,15 +18,25 @@ use super::Global;
 /// A configuration, and the permission that was missing to read the installation's configuration.
 pub(super) struct ClusterConfig {
     pub(super) config: Config,
+    /// Whether a file or the installation has it; otherwise these are the defaults.
+    pub(super) is_found: bool,
     /// The permission without which the configuration of the installation could not be read.
     pub(super) missing_permission: Option<String>,
 }
 
-impl From<Config> for ClusterConfig {
-    fn from(config: Config) -> Self {
+impl ClusterConfig {
+    fn found(config: Config) -> Self {
         Self {
             config,
+            is_found: true,
             missing_permission: None,
+        }
+    }
+
+    fn defaults() -> Self {
+        Self {
+            is_found: false,
+            ..Self::found(Config::default())
         }
     }
 }
@@ -36,7 +46,7 @@ impl From<Config> for ClusterConfig {
 /// archaware's pods are emptied and logged.
 pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<ClusterConfig> {
     if global.config.is_some() {
-        return Ok(global.load_config()?.into());
+        return Ok(ClusterConfig::found(global.load_config()?));
     }
     let gvk = GroupVersionKind::gvk("", "v1", "ConfigMap");
     let resource = ApiResource::from_gvk_with_plural(&gvk, "configmaps");
@@ -45,8 +55,8 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
         Err(ApiError::Forbidden(_)) => {
             let permission = format!("get configmaps in {}", global.namespace());
             return Ok(ClusterConfig {
-                config: Config::default(),
                 missing_permission: Some(permission),
+                ..ClusterConfig::defaults()
             });
         }
         other => other.with_context(|| format!("cannot read ConfigMap {name}"))?,
@@ -55,7 +65,7 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
         .as_ref()
         .and_then(|map| map.pointer("/data/config.yaml"));
     let Some(text) = text.and_then(Value::as_str) else {
-        return Ok(Config::default().into());
+        return Ok(ClusterConfig::defaults());
     };
     let source = format!("ConfigMap {name}");
     let mut config = match config::parse(&source, text) {
@@ -64,7 +74,7 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
         // version does not know.
         Err(error) => {
             tracing::warn!(%error, "cannot use the installation's configuration, so the defaults apply; name a configuration file with --config");
-            return Ok(Config::default().into());
+            return Ok(ClusterConfig::defaults());
         }
     };
     let left_out = config.without_files();
@@ -72,5 +82,5 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
         let keys = left_out.join(", ");
         tracing::info!("{source} names files of archaware's pods, which are not used here: {keys}");
     }
-    Ok(config.into())
+    Ok(ClusterConfig::found(config))
 }

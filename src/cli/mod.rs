@@ -203,6 +203,8 @@ enum CommandStatus {
     Done,
     /// A part of the work failed. The command has already printed which part.
     Failed,
+    /// `plan --detailed-exitcode`: `run` would change something.
+    Changes,
     /// Nothing was done because it would have been unsafe.
     Refused,
 }
@@ -212,6 +214,8 @@ impl From<CommandStatus> for ExitCode {
         match status {
             CommandStatus::Done => Self::SUCCESS,
             CommandStatus::Failed => Self::from(1),
+            // As with Terraform.
+            CommandStatus::Changes => Self::from(2),
             CommandStatus::Refused => Self::from(3),
         }
     }

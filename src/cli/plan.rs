@@ -5,7 +5,7 @@ mod planned_node;
 mod variants;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, LazyLock},
 };
 
@@ -39,7 +39,7 @@ use planned_node::PlannedNode;
 use variants::Variants;
 
 use super::{
-    CommandStatus, Global, Persist,
+    CommandStatus, Global, Persist, cluster_config,
     output::{self, Output},
     resolver,
 };
@@ -52,6 +52,9 @@ pub(super) struct PlanCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+    /// End with status 2 if `run` would change something; 0 means that nothing would change
+    #[arg(long)]
+    detailed_exitcode: bool,
 }
 
 /// One planned change.
@@ -68,11 +71,19 @@ type NamespacesByName = HashMap<String, Namespace>;
 
 impl PlanCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
-        let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
-        // Built first, so that errors in the configuration are reported before connecting.
-        let resolver = resolver(&global, &config, &metrics, Persist::No)?;
+        // Loaded first, so that errors in a file are reported before connecting.
+        let given = global.load_config()?;
+        drop(resolver(&global, &given, &metrics, Persist::No)?);
         let api = global.reachable_api(&metrics).await?;
+        let loaded = cluster_config::load(&global, &api).await?;
+        if let Some(permission) = &loaded.missing_permission {
+            tracing::warn!(
+                "the plan uses the defaults instead of the installed configuration: you lack the permission to {permission}"
+            );
+        }
+        let config = Arc::new(loaded.config);
+        let resolver = resolver(&global, &config, &metrics, Persist::No)?;
         let keys = KnownKeys::new(&*config);
         let stored = Durable::new(keys.clone());
         if let Err(error) = lease::read_memory(&api, &global.namespace(), &stored).await {
@@ -97,8 +108,8 @@ impl PlanCommand {
         let listed = pods.try_collect().await;
         let pods: Vec<Pod> = listed.context("cannot list pods")?;
         let mut installed = (*config).clone();
-        if global.config.is_none() {
-            // Without --config, assume the settings of manifests/archaware.yaml.
+        if !loaded.is_found {
+            // Nothing is installed: assume the settings of manifests/archaware.yaml.
             installed.admission.enabled = true;
             installed.admission.on_miss = OnMiss::Gate;
         }
@@ -112,9 +123,14 @@ impl PlanCommand {
         match self.output {
             Output::Json => output::print(&output::json(&steps)?)?,
             Output::Table if steps.is_empty() => output::print("Nothing to do.\n")?,
-            Output::Table => output::print(&table(&steps))?,
+            Output::Table => output::print(&(table(&steps) + &total(&steps)))?,
         }
-        Ok(CommandStatus::Done)
+        let changes = steps.iter().any(PlanRow::is_change);
+        Ok(if self.detailed_exitcode && changes {
+            CommandStatus::Changes
+        } else {
+            CommandStatus::Done
+        })
     }
 }
 
@@ -322,6 +338,25 @@ impl PlanRow {
         Some(Self::new(kind, object, action, details.join("; ")))
     }
 
+    /// Whether `run` would change the object, or make Kubernetes change it. The other rows only
+    /// report.
+    fn is_change(&self) -> bool {
+        const CHANGES: [&str; 11] = [
+            "taint",
+            "untaint",
+            "move",
+            "correct",
+            "disown",
+            "tolerate",
+            "tolerateAll",
+            "release",
+            "changeTemplate",
+            "record",
+            "evict",
+        ];
+        CHANGES.contains(&self.action)
+    }
+
     fn new<K: ResourceExt>(
         kind: &'static str,
         object: &K,
@@ -336,6 +371,26 @@ impl PlanRow {
             detail,
         }
     }
+}
+
+/// For example `Changes: 3 taint, 2 tolerate. Only reported: 1 none.`
+fn total(steps: &[PlanRow]) -> String {
+    let count = |is_change: bool| {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for step in steps.iter().filter(|step| step.is_change() == is_change) {
+            *counts.entry(step.action).or_default() += 1;
+        }
+        let counts = counts
+            .iter()
+            .map(|(action, count)| format!("{count} {action}"));
+        counts.collect::<Vec<_>>().join(", ")
+    };
+    let parts = [("Changes", count(true)), ("Only reported", count(false))];
+    let parts = parts.into_iter().filter(|(_, counts)| !counts.is_empty());
+    let parts: Vec<String> = parts
+        .map(|(what, counts)| format!("{what}: {counts}."))
+        .collect();
+    format!("{}\n", parts.join(" "))
 }
 
 fn table(steps: &[PlanRow]) -> String {

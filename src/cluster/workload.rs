@@ -121,8 +121,8 @@ const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
 /// Policy APIs: their objects contain patterns for containers, but run none.
 const POLICIES: [&str; 2] = ["kyverno.io/", "gatekeeper.sh/"];
 
-/// Whether an object that is no [`Workload`] looks as if it runs images, and is not a policy: it has
-/// containers in any field, or is of an operator's kind and names images.
+/// Whether an object that is no [`Workload`] looks as if it runs images, and is not a policy: it
+/// has containers in any field, or is of an operator's kind and names images.
 pub fn may_run_images(object: &Value) -> bool {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let version = text("apiVersion").unwrap_or_default();

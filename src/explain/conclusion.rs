@@ -76,8 +76,8 @@ fn foreign_gate(pod: Option<&ExistingPod>) -> Option<Conclusion> {
 }
 
 /// The advice to have a pod replaced. `replaced`: for a pod whose controller makes another one
-/// anywhere. `None` where archaware is not installed, because the replacement would be placed in the
-/// same way.
+/// anywhere. `None` where archaware is not installed, because the replacement would be placed in
+/// the same way.
 fn replace(facts: &Facts<'_>, replaced: &str) -> Option<String> {
     if facts.is_installed == Some(false) {
         return None;

@@ -70,6 +70,7 @@ impl NodeGroup {
 /// The groups of nodes: first the groups that can take the pod, then by number of nodes.
 pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec<NodeGroup>> {
     type Key = (String, Option<&'static str>, Vec<String>, Landing);
+    type Group = (usize, Vec<String>, Option<NodeVariant>, (usize, usize));
     let tolerations = tolerations(facts, consequence);
     let added = consequence.change.affinity.require.as_ref();
     let added = added.filter(|_| facts.is_installed != Some(false));
@@ -82,7 +83,6 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
         added: &added,
     };
     let (variants, own_taint) = (&facts.policy.variants, &facts.policy.taint);
-    type Group = (usize, Vec<String>, Option<NodeVariant>, (usize, usize));
     let mut groups: BTreeMap<Key, Group> = BTreeMap::new();
     let nodes = facts.nodes?.iter();
     for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none()) {

@@ -508,6 +508,25 @@ fn what_the_architecture_has_nothing_to_do_with() {
             &[],
         ),
         (
+            "it failed",
+            Case {
+                spec: json!({"nodeName": "c"}),
+                status: json!({"phase": "Failed"}),
+                ..Case::on("amd64")
+            },
+            "It failed on node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
+            &[
+                "Build app:1 for arm64.",
+                "Or delete the pod, so that its replacement is placed by its images.",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn advice_depends_on_what_replaces_the_pod() {
+    check([
+        (
             "nothing replaces it",
             Case {
                 spec: json!({"nodeName": "c"}),
@@ -554,19 +573,6 @@ fn what_the_architecture_has_nothing_to_do_with() {
             },
             "It is bound to node a (amd64), for which its images exist; container c does not run: CrashLoopBackOff: OOMKilled, exit code 137.",
             &[],
-        ),
-        (
-            "it failed",
-            Case {
-                spec: json!({"nodeName": "c"}),
-                status: json!({"phase": "Failed"}),
-                ..Case::on("amd64")
-            },
-            "It failed on node c (arm64), but app:1 is for amd64 only; programs for another architecture die with \"exec format error\".",
-            &[
-                "Build app:1 for arm64.",
-                "Or delete the pod, so that its replacement is placed by its images.",
-            ],
         ),
     ]);
 }

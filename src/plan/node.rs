@@ -103,8 +103,8 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
     }
 }
 
-/// The event for a node whose label is not the architecture that it reports. Node selectors and node
-/// affinity use the label, and archaware's taint uses the reported architecture.
+/// The event for a node whose label is not the architecture that it reports. Node selectors and
+/// node affinity use the label, and archaware's taint uses the reported architecture.
 fn describe_label(node: &Node) -> Option<EventDraft> {
     let view = node.view();
     let architecture: Architecture = view.architecture.parse().ok()?;

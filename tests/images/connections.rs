@@ -9,7 +9,8 @@ use tokio::{
 
 use super::*;
 
-/// A load balancer that closes each connection when it gets its second request. Returns its address.
+/// A load balancer that closes each connection when it gets its second request. Returns its
+/// address.
 async fn load_balancer(registry: &FakeRegistry) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, upstream) = (listener.local_addr().unwrap(), registry.address());

@@ -94,8 +94,8 @@ impl WeightedTerm {
 }
 
 /// Requires one of these architectures. Without architectures it uses `DoesNotExist`, because the
-/// API server rejects `In` without values. Only virtual nodes may lack the label, and the taint keeps
-/// the pod away from these.
+/// API server rejects `In` without values. Only virtual nodes may lack the label, and the taint
+/// keeps the pod away from these.
 pub fn on_architecture<'a>(
     architectures: impl IntoIterator<Item = &'a Architecture>,
 ) -> Requirement {

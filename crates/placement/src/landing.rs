@@ -125,9 +125,9 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, taint_kind: &TaintK
     Landing::Blocked(blocked)
 }
 
-/// How much keeps a pod away from a node, for comparisons of nodes: first what the author of the pod
-/// selects and the node is not, then the number of its taints. Nodes that the author selects are
-/// those that the pod is meant for.
+/// How much keeps a pod away from a node, for comparisons of nodes: first what the author of the
+/// pod selects and the node is not, then the number of its taints. Nodes that the author selects
+/// are those that the pod is meant for.
 pub fn distance(pod: &LandingPod<'_>, node: &LandingNode<'_>) -> (usize, usize) {
     let mut selector = pod.author.node_selector.iter();
     let is_selected = selector.all(|(key, value)| node.labels.get(key) == Some(value));

@@ -66,6 +66,12 @@ pub struct InvalidAnnotation {
 impl fmt::Display for InvalidAnnotation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, value) = (self.name, &self.value);
+        if self.on_namespace && name == annotation::ARCHITECTURES {
+            return write!(
+                f,
+                "annotation {name} of the namespace is ignored: only pods and templates of DaemonSets can have it"
+            );
+        }
         let wants = match name {
             annotation::MODE => "inspect, any or ignore",
             annotation::ARCHITECTURES => "architectures like amd64,arm64",
@@ -121,6 +127,14 @@ pub fn handling(
         &mut invalid,
     );
     let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
+    // A person who sets it expects that it counts for all pods of the namespace.
+    if let Some(value) = namespace.get(annotation::ARCHITECTURES) {
+        invalid.push(InvalidAnnotation {
+            name: annotation::ARCHITECTURES,
+            value: value.clone(),
+            on_namespace: true,
+        });
+    }
     let (handling, source) = if let Some(mode) = pod_mode {
         (Handling::Mode(mode), HandlingSource::Pod(annotation::MODE))
     } else if let Some(stated) = architectures {
@@ -231,6 +245,13 @@ mod tests {
                 &[(architectures, "")],
                 Mode::Inspect,
                 &[],
+                Handling::Mode(Mode::Inspect),
+                1,
+            ),
+            (
+                &[],
+                Mode::Inspect,
+                &[(architectures, "amd64")],
                 Handling::Mode(Mode::Inspect),
                 1,
             ),

@@ -1,6 +1,6 @@
-//! Nodes without the label for their architecture. The kubelet sets the label, but the provider of a
-//! virtual node chooses its labels (`node.go` of virtual-kubelet). The architecture in the status of
-//! such a node decides its taint, so pods for this architecture have to be able to land there.
+//! Nodes without the label for their architecture. The kubelet sets the label, but the provider of
+//! a virtual node chooses its labels (`node.go` of virtual-kubelet). The architecture in the status
+//! of such a node decides its taint, so pods for this architecture have to be able to land there.
 
 use std::collections::BTreeSet;
 

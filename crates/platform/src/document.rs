@@ -198,8 +198,8 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
-    /// Adds an entry. Skips attestations, artifacts, unknown platforms, and entries without a complete
-    /// platform that have no digest or are not a manifest or index.
+    /// Adds an entry. Skips attestations, artifacts, unknown platforms, and entries without a
+    /// complete platform that have no digest or are not a manifest or index.
     fn add(&mut self, raw: RawDescriptor) {
         let platform = raw.platform.as_ref();
         if raw.is_attestation()

@@ -18,7 +18,9 @@ use crate::{
     platform::with_variant,
 };
 
-use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, planned_node::PlannedNode};
+use super::{
+    CONCURRENCY, NamespacesByName, PlanRow, namespace_of, planned_node::PlannedNode, wait,
+};
 
 /// The planned changes of bound pods.
 #[derive(Default)]
@@ -93,7 +95,18 @@ async fn of_pod(
         let node = with_variant(view.architecture, platform.variant.map(NodeVariant::name));
         format!("it runs on {node}; {why}")
     };
-    let misplaced = || is_misplaced.then(|| ("misplaced", images()));
+    let misplaced = || {
+        let unknown = || {
+            let (_, why) = wait(&evaluation)?;
+            let node = view.architecture;
+            let detail =
+                format!("it is not known whether its images run on {node}, where it runs: {why}");
+            Some(("unknown", detail))
+        };
+        is_misplaced
+            .then(|| ("misplaced", images()))
+            .or_else(unknown)
+    };
     let planned = |is_tolerated, row: Option<(&'static str, String)>| PlannedPod {
         is_tolerated,
         row: row.map(|(action, detail)| PlanRow::new("Pod", pod, action, detail)),

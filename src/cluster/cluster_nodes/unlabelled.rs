@@ -20,8 +20,8 @@ const TTL: Duration = Duration::from_secs(1);
 pub(super) type Answer = (Instant, Arc<UnlabelledNodes>);
 
 impl ClusterNodes {
-    /// The nodes without the label for their architecture; the answer may be a second old. `config`:
-    /// always the same.
+    /// The nodes without the label for their architecture; the answer may be a second old.
+    /// `config`: always the same.
     pub fn unlabelled(&self, config: &Config) -> Arc<UnlabelledNodes> {
         let now = Instant::now();
         let mut answer = self.unlabelled.lock();

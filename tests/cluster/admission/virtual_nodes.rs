@@ -4,7 +4,8 @@ use super::*;
 
 const TYPE: &str = "type";
 
-/// A node as the virtual kubelet makes it: without `kubernetes.io/arch`, and with a taint of its own.
+/// A node as the virtual kubelet makes it: without `kubernetes.io/arch`, and with a taint of its
+/// own.
 async fn virtual_node(cluster: &TestCluster, name: &str, architecture: &str) {
     let labels = json!({"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", TYPE: "virtual-kubelet"});
     let taint =
