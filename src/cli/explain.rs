@@ -247,6 +247,7 @@ async fn explain_target(
         own_namespace: &cluster.own_namespace,
         withheld: withheld.as_deref(),
         class_problem: class_problem.as_deref(),
+        creation_problem: target.creation_problem.as_deref(),
         missing_permissions: &missing_permissions,
         policy: &evaluator.policy,
         config: &evaluator.config,

@@ -33,6 +33,39 @@ pub(super) fn conclude(
     consequence: &Consequence,
     groups: Option<&[NodeGroup]>,
 ) -> Conclusion {
+    let mut conclusion = of_pod(facts, consequence, groups);
+    if let Some(problem) = facts.creation_problem {
+        let problem = problem.trim_end_matches('.');
+        let by_pod = &conclusion.sentence;
+        conclusion.sentence = format!("Kubernetes cannot create its pods: {problem}. {by_pod}");
+        conclusion
+            .advice
+            .insert(0, for_creation(problem).to_owned());
+    }
+    conclusion
+}
+
+/// The advice for a message of the admission plugins of Kubernetes (`plugin/pkg/admission` of
+/// k8s.io/kubernetes).
+fn for_creation(problem: &str) -> &'static str {
+    if problem.contains("exceeded quota") || problem.contains("must specify") {
+        "Raise the ResourceQuota of the namespace, or lower the requests of the pods."
+    } else if problem.contains("PriorityClass") {
+        "Create the PriorityClass, or correct priorityClassName in the template."
+    } else if problem.contains("RuntimeClass") {
+        "Create the RuntimeClass, or correct runtimeClassName in the template."
+    } else if problem.contains("violates PodSecurity") {
+        "Change the template, or the Pod Security Standard of the namespace."
+    } else {
+        "Change what the message names: archaware can place only pods that exist."
+    }
+}
+
+fn of_pod(
+    facts: &Facts<'_>,
+    consequence: &Consequence,
+    groups: Option<&[NodeGroup]>,
+) -> Conclusion {
     if let Some(pod) = facts.pod {
         if pod.pod.metadata.deletion_timestamp.is_some() {
             return Conclusion::new("It is being deleted.", []);

@@ -72,6 +72,8 @@ pub struct Facts<'a> {
     pub withheld: Option<&'a str>,
     /// Why Kubernetes rejects a new pod because of its runtime class.
     pub class_problem: Option<&'a str>,
+    /// Why Kubernetes cannot create the object's pods, in the words of its controller.
+    pub creation_problem: Option<&'a str>,
     /// Permissions that are missing.
     pub missing_permissions: &'a [String],
     /// Settings of placement.

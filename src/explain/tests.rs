@@ -56,6 +56,7 @@ struct Case {
     exists: bool,
     /// The kind of its controller.
     owner: Option<&'static str>,
+    creation_problem: Option<&'static str>,
     images: Vec<EvaluatedImage>,
     failed: Vec<(String, ImageError)>,
     verdict: Verdict,
@@ -82,6 +83,7 @@ impl Case {
             status: json!({"phase": "Pending"}),
             exists: true,
             owner: Some("ReplicaSet"),
+            creation_problem: None,
             images,
             failed: Vec::new(),
             verdict: Verdict::Decided(decision),
@@ -149,6 +151,7 @@ impl Case {
             own_namespace: "archaware",
             withheld: None,
             class_problem: None,
+            creation_problem: self.creation_problem,
             missing_permissions: &[],
             policy: &policy,
             config: &config,
@@ -596,6 +599,23 @@ fn the_advice_is_for_the_nodes_that_the_pod_is_meant_for() {
     assert!(advice.contains("tolerate that taint"), "{advice}");
     assert!(advice.contains("gpu=yes:NoSchedule"), "{advice}");
     assert!(!advice.contains("Label"), "{advice}");
+}
+
+/// A pod that Kubernetes does not create has no use for nodes.
+#[test]
+fn pods_that_cannot_be_created_are_told() {
+    let case = Case {
+        exists: false,
+        creation_problem: Some("pods \"a\" is forbidden: exceeded quota: small"),
+        ..Case::on("amd64")
+    };
+    let explained = case.explain();
+    assert_eq!(
+        explained.conclusion,
+        "Kubernetes cannot create its pods: pods \"a\" is forbidden: exceeded quota: small. A pod of it can run on 2 amd64 nodes: app:1 is for amd64 only."
+    );
+    let advice = explained.advice.join(" ");
+    assert!(advice.contains("ResourceQuota"), "{advice}");
 }
 
 /// The controller only reports that no node can run a pod.

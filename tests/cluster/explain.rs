@@ -1,5 +1,7 @@
 //! `archaware explain`, as its users see it.
 
+mod creation;
+
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, bail};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::core::{GroupVersionKind, discovery::ApiResource};
 use serde_json::Value;
 
 use crate::{
@@ -98,8 +99,44 @@ impl Reader {
         let daemon_set = target::daemon_set(&object)?;
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
         let uid = uid.unwrap_or_default().to_owned();
-        let pods = self.pods(namespace, uid, workload.selector.clone()).await?;
-        Ok(Target::of_template(workload, daemon_set, pods))
+        let pods = self
+            .pods(namespace, uid.clone(), workload.selector.clone())
+            .await?;
+        let mut problem = creation_failure(&object);
+        if problem.is_none() && pods.is_empty() && REPORT_BY_EVENT.contains(&&*resource.kind) {
+            problem = self.failed_creation(namespace, &uid).await?;
+        }
+        let mut target = Target::of_template(workload, daemon_set, pods);
+        target.creation_problem = problem;
+        Ok(target)
+    }
+
+    /// The newest message of a controller that could not create a pod of an object.
+    async fn failed_creation(
+        &mut self,
+        namespace: &str,
+        uid: &str,
+    ) -> anyhow::Result<Option<String>> {
+        let gvk = GroupVersionKind::gvk("", "v1", "Event");
+        let resource = ApiResource::from_gvk_with_plural(&gvk, "events");
+        let listed = self.api.list_dynamic(&resource, Some(namespace), None)?;
+        let is_failure = |event: &Value| {
+            let text = |place: &str| event.pointer(place).and_then(Value::as_str);
+            text("/reason") == Some("FailedCreate") && text("/involvedObject/uid") == Some(uid)
+        };
+        let failures = listed.try_filter(|event| std::future::ready(is_failure(event)));
+        let failures = failures.take(MAX_LISTED).try_collect::<Vec<_>>().await;
+        let permission = || format!("list events in {namespace}");
+        let failures = self.missing.check(permission, failures)?;
+        let failures = failures.unwrap_or_default();
+        let text = |event: &Value, field: &str| {
+            let text = event.get(field).and_then(Value::as_str);
+            text.map(str::to_owned)
+        };
+        let newest = failures
+            .iter()
+            .max_by_key(|event| text(event, "lastTimestamp"));
+        Ok(newest.and_then(|event| text(event, "message")))
     }
 
     /// The first of several words, if it names a kind, as in `deployment web`. A single word is a
@@ -281,6 +318,23 @@ impl Reader {
         self.namespaces.insert(namespace.to_owned(), found.clone());
         found
     }
+}
+
+/// Built-in kinds whose controllers report only by events that they cannot create a pod.
+const REPORT_BY_EVENT: [&str; 3] = ["StatefulSet", "DaemonSet", "Job"];
+
+/// Why no pod can be created, as the controllers of Deployments and `ReplicaSet`s state it in the
+/// condition `ReplicaFailure`.
+fn creation_failure(object: &Value) -> Option<String> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    let text = |condition: &Value, field: &str| {
+        let text = condition.get(field).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let failure = conditions.iter().find(|condition| {
+        text(condition, "type") == "ReplicaFailure" && text(condition, "status") == "True"
+    })?;
+    Some(text(failure, "message"))
 }
 
 /// The UID of an object's controller; empty if it has none.

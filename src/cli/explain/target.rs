@@ -31,6 +31,8 @@ pub(super) struct Target {
     /// The pod that is explained instead of its template.
     pub(super) pod: Option<ExistingPod>,
     pods: Vec<ExistingPod>,
+    /// Why Kubernetes cannot create its pods.
+    pub(super) creation_problem: Option<String>,
 }
 
 impl Target {
@@ -65,6 +67,7 @@ impl Target {
             daemon_set,
             pod,
             pods,
+            creation_problem: None,
         }
     }
 
@@ -77,6 +80,7 @@ impl Target {
             daemon_set: None,
             pod: Some(pod),
             pods: Vec::new(),
+            creation_problem: None,
         }
     }
 
