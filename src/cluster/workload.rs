@@ -10,7 +10,7 @@ use kube::core::Selector;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::chain;
+use crate::{error::chain, json::remove_nulls};
 
 use super::{name::NamespacedName, objects::PodTemplate};
 
@@ -52,7 +52,9 @@ impl Workload {
     /// When a field that archaware reads has another type than the API's.
     pub fn read(object: &Value) -> Result<Option<Self>, InvalidWorkload> {
         let (template, replicas) = if let Some(template) = template_of(object) {
-            (without_nulls(template), pods_at_once(object))
+            let mut template = template.clone();
+            remove_nulls(&mut template);
+            (template, pods_at_once(object))
         } else if let Some((template, replicas)) = custom::template(object) {
             (template, replicas)
         } else {
@@ -145,20 +147,6 @@ fn has_containers(object: &Value) -> bool {
         }),
         Value::Array(items) => items.iter().any(has_containers),
         _ => false,
-    }
-}
-
-/// A copy without the fields that are null: the API server treats them like missing fields, and
-/// charts write many null fields.
-fn without_nulls(value: &Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let fields = fields.iter().filter(|(_, value)| !value.is_null());
-            let fields = fields.map(|(name, value)| (name.clone(), without_nulls(value)));
-            Value::Object(fields.collect())
-        }
-        Value::Array(items) => Value::Array(items.iter().map(without_nulls).collect()),
-        other => other.clone(),
     }
 }
 

@@ -88,6 +88,43 @@ mod tests {
         }
     }
 
+    /// Helm checks `config` in the values before it renders anything. With
+    /// `ARCHAWARE_UPDATE_GOLDEN=1` the test writes the file.
+    #[test]
+    fn the_schema_of_the_chart_contains_the_configuration() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("charts/archaware/values.schema.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut chart: Value = serde_json::from_str(&text).unwrap();
+        // Helm's drafts of JSON schema have `definitions`.
+        let schema = Value::from(schema()).to_string();
+        let mut config: Value =
+            serde_json::from_str(&schema.replace("#/$defs/", "#/definitions/")).unwrap();
+        let fields = config.as_object_mut().unwrap();
+        chart["definitions"] = fields.remove("$defs").unwrap();
+        for field in ["$schema", "title", "required"] {
+            fields.remove(field);
+        }
+        // The chart writes these itself.
+        let properties = &mut config["properties"];
+        properties["apiVersion"] = false.into();
+        properties["kind"] = false.into();
+        let admission = properties["admission"]["$ref"].take();
+        properties["admission"] = serde_json::json!({
+            "allOf": [{"$ref": admission}, {"properties": {"enabled": false}}]
+        });
+        chart["properties"]["config"] = config;
+        let expected = format!("{}\n", serde_json::to_string_pretty(&chart).unwrap());
+        if std::env::var_os("ARCHAWARE_UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, expected).unwrap();
+        } else {
+            assert!(
+                text == expected,
+                "run this test with ARCHAWARE_UPDATE_GOLDEN=1"
+            );
+        }
+    }
+
     #[test]
     fn every_key_has_a_meaning() {
         let text = commented(&Config::default()).unwrap();

@@ -58,6 +58,7 @@ impl ReconcileSteps for DaemonSetSteps {
         let policies = Policies {
             placement: &self.evaluator.policy,
             failure: &self.failure,
+            gates: self.evaluator.config.admission.enabled,
         };
         let template = self.evaluator.template(set);
         let mode = self.evaluator.config.daemon_sets;

@@ -74,6 +74,7 @@ impl ReconcileSteps for PodSteps {
         let policies = Policies {
             placement: &self.evaluator.policy,
             failure: &self.failure,
+            gates: self.evaluator.config.admission.enabled,
         };
         plan::pod::plan(pod, &evaluation, policies, remembered.state, now)
     }

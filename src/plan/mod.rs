@@ -41,6 +41,8 @@ pub(crate) struct Policies<'a> {
     pub(crate) placement: &'a PlacementPolicy,
     /// The policy for images that cannot be resolved.
     pub(crate) failure: &'a FailurePolicy,
+    /// Whether the webhook sets gates. Otherwise no pod waits behind one.
+    pub(crate) gates: bool,
 }
 
 /// The actions for one object now.

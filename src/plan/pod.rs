@@ -85,9 +85,9 @@ pub(crate) fn plan(
     let by_policy = decided.is_by_policy();
     let Some(decision) = decided.decision else {
         // A pod with unresolved images stays behind the gate: without affinity an autoscaler could
-        // make any node for it.
+        // make any node for it. Without the webhook all pods wait without a gate.
         plan.patch = release()
-            .filter(|_| !decided.waiting)
+            .filter(|_| !decided.waiting || !policies.gates)
             .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));
         plan.decides = plan.patch.is_none() && !decided.waiting;
         return draft.finish();

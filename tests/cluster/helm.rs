@@ -221,6 +221,9 @@ async fn what_it_renders_is_valid() {
         ("containerd: nowhere", "/containerd"),
         ("nodeselector: {}", "nodeselector"),
         ("config: {kind: Configuration}", "/config"),
+        ("config: {daemonsets: report}", "daemonsets"),
+        ("config: {taint: {manage: maybe}}", "/config/taint/manage"),
+        ("config: {daemonSets: sometimes}", "/config/daemonSets"),
         (
             "config: {admission: {enabled: false}}",
             "/config/admission/enabled",

@@ -6,6 +6,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use serde_json::Value;
 
 /// A value that is a JSON object. serde's derived structs also accept a list with their fields in
 /// order, but no format that archaware reads has such lists.
@@ -19,6 +20,32 @@ pub struct Object<T>(pub T);
 /// When the bytes are not JSON, not an object, or of another structure.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes).map(|Object(value)| value)
+}
+
+/// Removes the fields that are null: Go's decoder, for which most formats are made, treats a field
+/// that is null like a missing field, and its encoder writes null for an empty list or map.
+pub fn remove_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(remove_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        _ => {}
+    }
+}
+
+/// A value that is the default if it is null, for single fields ([`remove_nulls`]).
+///
+/// # Errors
+///
+/// When the value has another type.
+pub fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {

@@ -41,8 +41,12 @@ pub fn covers(existing: &Value, new: &Value) -> bool {
     let same = |field: &str| text(existing, field) == text(new, field);
     let wider = |field: &str| text(existing, field).is_empty() || same(field);
     let is_equal = |toleration: &Value| matches!(text(toleration, "operator"), "" | "Equal");
+    // A toleration without seconds lasts for ever.
+    let seconds = |toleration: &Value| toleration.get("tolerationSeconds").cloned();
+    let lasts = seconds(existing).is_none_or(|time| Some(time) == seconds(new));
     wider("key")
         && wider("effect")
+        && lasts
         && match text(existing, "operator") {
             "Exists" => true,
             "" | "Equal" => is_equal(new) && same("value"),
@@ -96,6 +100,15 @@ mod tests {
             by_rules(&bare, &both, &linux),
             [json!({"key": "pool", "operator": "Equal"})]
         );
+        let limited =
+            rules("[{toleration: {key: pool, effect: NoExecute, tolerationSeconds: 60}}]");
+        let expected = json!({"key": "pool", "operator": "Equal", "effect": "NoExecute", "tolerationSeconds": 60});
+        assert_eq!(
+            by_rules(&limited, &both, &linux),
+            std::slice::from_ref(&expected)
+        );
+        let forever = json!({"key": "pool", "operator": "Equal", "effect": "NoExecute"});
+        assert!(covers(&forever, &expected) && !covers(&expected, &forever));
         let any = rules("[{toleration: {key: pool, operator: Exists}}]");
         assert_eq!(
             by_rules(&any, &both, &linux),

@@ -45,6 +45,9 @@ pub struct TolerationConfig {
     /// Effect of the taint; `None` means every effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<TolerationEffect>,
+    /// For how long a pod stays on a node that gets the taint; `None` means for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub toleration_seconds: Option<i64>,
 }
 
 /// The serialised form.
@@ -61,6 +64,9 @@ struct Fields {
     value: String,
     /// Effect of the taint; all effects when omitted.
     effect: Option<TolerationEffect>,
+    /// With the effect `NoExecute`: for how long a pod stays on a node that gets the taint; for
+    /// ever when omitted.
+    toleration_seconds: Option<i64>,
 }
 
 /// How a toleration compares values.
@@ -122,6 +128,10 @@ impl TolerationConfig {
             ("operator", Some(json!(self.operator))),
             ("value", value.map(Value::String)),
             ("effect", self.effect.map(|effect| json!(effect))),
+            (
+                "tolerationSeconds",
+                self.toleration_seconds.map(Value::from),
+            ),
         ];
         let present = fields
             .into_iter()
@@ -147,11 +157,17 @@ impl TryFrom<Fields> for TolerationConfig {
                 "the value of a toleration may contain letters, digits, '-', '_', '.' and {arch}, at most 50 characters",
             );
         }
+        // `validateTolerations` of k8s.io/kubernetes.
+        let evicts = fields.effect == Some(TolerationEffect::NoExecute);
+        if fields.toleration_seconds.is_some() && !evicts {
+            return Err("tolerationSeconds needs the effect NoExecute");
+        }
         Ok(Self {
             key: fields.key,
             operator: fields.operator,
             value: fields.value,
             effect: fields.effect,
+            toleration_seconds: fields.toleration_seconds,
         })
     }
 }

@@ -9,7 +9,10 @@ use std::{sync::Arc, time::Duration};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::StreamExt;
 use kube::ResourceExt;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -108,11 +111,14 @@ impl ConfigurationReconciler {
 
     /// Runs while this process leads. A change of another writer is seen at once.
     async fn maintain(&mut self) {
+        let deleted = Arc::new(Notify::new());
+        let deletion = deleted.clone();
         let watched = watch_objects::<MutatingWebhookConfiguration>(
             &self.api,
             Some(FIELDS),
             |_, _| false,
-            |_| {},
+            // The stream of changes has no deletions.
+            move |_| deletion.notify_one(),
         );
         let mut changes = watched.changes;
         let mut state = Maintenance::default();
@@ -149,6 +155,7 @@ impl ConfigurationReconciler {
             };
             tokio::select! {
                 _ = changes.next() => {}
+                () = deleted.notified() => {}
                 _ = self.authorities.changed() => {}
                 _ = self.leadership.changed() => {}
                 () = tokio::time::sleep(pause) => {}

@@ -80,6 +80,7 @@ fn plan_by(
     let policies = Policies {
         placement: &placement,
         failure: &failure,
+        gates: true,
     };
     let template = Template::new(set, &ConfiguredKeys::from(config));
     plan(&template, evaluation, policies, mode, remembered, now)

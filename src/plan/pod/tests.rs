@@ -10,7 +10,7 @@ use crate::{
     image::ImageError,
     placement::{
         Decision, PlacementPolicy,
-        failure::FailurePolicy,
+        failure::{FailureAction, FailurePolicy},
         image_locality::{HoldingNodes, ImageLocality},
         mode::InvalidAnnotation,
     },
@@ -62,8 +62,35 @@ fn plan_with(
     let policies = Policies {
         placement: &placement,
         failure: &failure,
+        gates: true,
     };
     plan(pod, evaluation, policies, remembered, now)
+}
+
+/// The webhook was disabled, and the failure policy holds the pod: its gate goes all the same.
+#[test]
+fn no_gate_stays_without_the_webhook() {
+    let pod = pod(&[], gated());
+    let placement = PlacementPolicy::from(&Config::default());
+    let failure = FailurePolicy {
+        action: FailureAction::Hold,
+        ..FailurePolicy::from(&Config::default().resolution.failure)
+    };
+    let evaluation = Evaluation::new(unresolved());
+    for (gates, released) in [(true, false), (false, true)] {
+        let policies = Policies {
+            placement: &placement,
+            failure: &failure,
+            gates,
+        };
+        let plan = plan(&pod, &evaluation, policies, None, Instant::now());
+        let change = plan.patch.map(|patch| patch.change);
+        assert_eq!(
+            change == Some(PlannedChange::GateRemoved),
+            released,
+            "{gates}"
+        );
+    }
 }
 
 fn plan_of(pod: &Pod, verdict: Verdict) -> Plan {

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{bounded::Budget, text::brief};
+use crate::{bounded::Budget, json::remove_nulls, text::brief};
 
 /// Maximum size of a document in bytes, many times that of real documents: it is parsed and kept.
 pub const MAX_SIZE: usize = 256 * 1024;
@@ -73,6 +73,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Inv
     }
     let text = std::str::from_utf8(bytes);
     let text = text.map_err(|_| InvalidDocument::malformed("not UTF-8"))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let budget = Budget::new(MAX_ELEMENTS, MAX_SIZE);
     // The parser copies the content of an anchor, and repeats it for each alias.
     let options = serde_saphyr::options! {
@@ -85,7 +86,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Inv
             max_total_replayed_events: 2 * MAX_ELEMENTS,
         },
     };
-    let value: Value =
+    let mut value: Value =
         serde_saphyr::with_deserializer_from_str_with_options(text, options, |input| {
             budget.parse(input)
         })
@@ -94,6 +95,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Inv
         return Err(InvalidDocument::TooManyEntries);
     }
     let (elements, text) = budget.used();
+    remove_nulls(&mut value);
     let parsed = T::deserialize(value).map_err(InvalidDocument::malformed)?;
     Ok((parsed, elements * MEMORY_OF_ELEMENT + text))
 }

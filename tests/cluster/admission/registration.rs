@@ -257,6 +257,14 @@ async fn a_missing_registration_is_said() {
     archaware
         .wait_for_metric("archaware_admission_registered{} 1")
         .await;
+    // Its end is seen at once, too: the next check would come after half a minute.
+    let deleted = Instant::now();
+    cluster.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
+    archaware
+        .wait_for_metric("archaware_admission_registered{} 0")
+        .await;
+    let took = deleted.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
     assert_eq!(archaware.stop().await, 0);
 }
 

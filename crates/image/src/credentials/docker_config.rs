@@ -57,8 +57,11 @@ pub enum DockerConfigError {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ConfigJson {
+    #[serde(deserialize_with = "json::null_as_default")]
     auths: Auths,
+    #[serde(deserialize_with = "json::null_as_default")]
     cred_helpers: BTreeMap<String, String>,
+    #[serde(deserialize_with = "json::null_as_default")]
     creds_store: String,
 }
 
@@ -67,6 +70,7 @@ struct ConfigJson {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct SecretJson {
+    #[serde(deserialize_with = "json::null_as_default")]
     auths: Auths,
 }
 
@@ -368,6 +372,8 @@ mod tests {
             let keyring = docker_config_json(Some(odd.as_bytes())).unwrap();
             assert_eq!(keyring.lookup(&image).len(), 1, "{odd}");
         }
+        let empty = docker_config_json(Some(br#"{"auths": null}"#)).unwrap();
+        assert_eq!(empty.lookup(&image).len(), 0);
         assert_eq!(
             docker_cfg(None).unwrap_err(),
             SecretError::Missing(".dockercfg")

@@ -424,3 +424,25 @@ fn variables_are_known_where_a_rule_counts() {
         assert_eq!(holds(&rules), expected, "{rules}");
     }
 }
+
+/// Go's encoder writes null for an empty list or map, and editors of Windows a byte order mark.
+#[test]
+fn null_is_like_a_missing_field() {
+    for keys in [RuleKeys::Labels, RuleKeys::Features] {
+        let with_nulls = r#"{"version": "v1alpha1", "compatibilities": [
+            {"tag": "a", "description": null, "weight": null, "rules": null},
+            {"tag": "b", "rules": [{"name": null, "matchFeatures": null, "matchAny": null, "vars": null}]},
+            {"tag": "c", "rules": [{"matchAny": [{"matchFeatures": [
+                {"feature": "x.y", "matchExpressions": null, "matchName": null}]}]}]}
+        ]}"#;
+        let without = r#"{"compatibilities": [
+            {"tag": "a"}, {"tag": "b", "rules": [{}]},
+            {"tag": "c", "rules": [{"matchAny": [{"matchFeatures": [{"feature": "x.y"}]}]}]}
+        ]}"#;
+        let [found, expected] = [format!("\u{feff}{with_nulls}"), without.to_owned()].map(|text| {
+            let document = CompatibilityDocument::parse(keys, text.as_bytes()).unwrap();
+            format!("{:?}", document.entries)
+        });
+        assert_eq!(found, expected);
+    }
+}
