@@ -17,6 +17,7 @@ mod plan;
 mod progress;
 mod report;
 mod run;
+mod selection;
 mod shell;
 mod version;
 
@@ -148,6 +149,9 @@ enum Command {
     Report(Box<report::ReportCommand>),
     /// Show the platforms of images
     Inspect(inspect::InspectCommand),
+    /// Check compatibility documents of image selection
+    #[command(subcommand)]
+    Selection(selection::SelectionCommand),
     /// Check or print the configuration, or print its JSON schema
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -306,6 +310,7 @@ impl Cli {
             Command::Report(command) => command.execute(self.global).await,
             Command::Inspect(command) => command.execute(self.global, recorder).await,
             Command::ContentProxy(command) => command.execute(self.global).await,
+            Command::Selection(command) => command.execute(),
             Command::Config(action) => action.execute(&self.global),
             Command::Version(command) => command.execute(),
             Command::Completions { shell } => shell::print_completions(shell),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use crate::{
     image::{ImageError, Resolved},
     placement::{
-        DecidedBy, Decision, PlacementPolicy, UnlabelledNodes, demand::Demands,
+        DecidedBy, Decision, PlacementPolicy, UnlabelledNodes, demand::Demands, node_set::Disjoint,
         preference::Preferences, rule::LeftOutRule,
     },
     platform::{Architectures, ImageArchitectures, PlatformSet},
@@ -109,6 +109,16 @@ pub enum Conflict {
     /// The images allow these architectures, but archaware required other architectures when the
     /// pod had other images.
     Outdated(Architectures),
+    /// The images allow some architectures, and a rule requires nodes of other architectures.
+    Ruled {
+        /// Name of the rule.
+        rule: String,
+        /// The requirement of the rule and that of the images.
+        why: Disjoint,
+        /// The architectures of the images, and an empty set: no node may match the pod, so that
+        /// autoscalers make none for it.
+        sets: [Architectures; 2],
+    },
 }
 
 impl Conflict {
@@ -117,6 +127,7 @@ impl Conflict {
     pub(super) fn sets(&self) -> &[Architectures] {
         match self {
             Self::Disjoint(sets) => sets,
+            Self::Ruled { sets, .. } => sets,
             Self::Excluded(set) | Self::Outdated(set) => std::slice::from_ref(set),
         }
     }
@@ -220,6 +231,12 @@ impl Evaluation {
                 return format!(
                     "the node affinity of the pod was set for other images and cannot be changed. Its images now run on {}{}. Delete the pod, so that its replacement gets another affinity",
                     set.join(", "),
+                    self.images_in_brackets()
+                );
+            }
+            Some(Conflict::Ruled { rule, why, .. }) => {
+                return format!(
+                    "rule {rule} of the configuration and the images of the pod contradict: {why}{}; no node can run it",
                     self.images_in_brackets()
                 );
             }

@@ -3,7 +3,7 @@
 use crate::{evaluate::ImageAlternative, text::brief_list};
 
 use super::{
-    compatibility::{Candidate, CandidateOutcome},
+    compatibility::{Candidate, CandidateOutcome, FailedRule},
     problem::MAX_RULES,
 };
 
@@ -48,9 +48,18 @@ fn outcome(candidate: &Candidate) -> String {
             "has a negative weight".to_owned()
         }
         CandidateOutcome::PassedOver(failed) => {
-            let failed = failed.iter().map(|(rule, count)| {
-                let nodes = if *count == 1 { "node" } else { "nodes" };
-                format!("{rule} fails on {count} {nodes}")
+            let failed = failed.iter().map(|failed| {
+                let FailedRule {
+                    name,
+                    nodes,
+                    example,
+                } = failed;
+                let unit = if *nodes == 1 { "node" } else { "nodes" };
+                let example = example.as_deref().map(|why| format!(" ({why})"));
+                format!(
+                    "{name} fails on {nodes} {unit}{}",
+                    example.unwrap_or_default()
+                )
             });
             brief_list(failed, ", ", MAX_RULES)
         }

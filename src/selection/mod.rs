@@ -7,6 +7,7 @@ mod alternatives;
 mod attached;
 mod by_model;
 mod by_rules;
+pub mod check;
 mod choose;
 pub mod compatibility;
 mod documents;

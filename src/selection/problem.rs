@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{evaluate::Notice, text::brief_list};
 
-use super::compatibility::{InvalidSelection, PassedOver};
+use super::compatibility::{FailedRule, InvalidSelection, PassedOver};
 
 /// Maximum number of rules in a text about an entry.
 pub(super) const MAX_RULES: usize = 8;
@@ -117,7 +117,16 @@ impl fmt::Display for NoMatch {
         for (index, entry) in passed_over.iter().enumerate() {
             let between = if index == 0 { ": " } else { "; " };
             let failed = entry.failed.iter();
-            let failed = failed.map(|(rule, count)| format!("{rule} fails on {count}"));
+            let failed = failed.map(
+                |FailedRule {
+                     name,
+                     nodes,
+                     example,
+                 }| {
+                    let example = example.as_deref().map(|why| format!(" ({why})"));
+                    format!("{name} fails on {nodes}{}", example.unwrap_or_default())
+                },
+            );
             let why = if entry.failed.is_empty() {
                 "has a negative weight".to_owned()
             } else {

@@ -144,3 +144,34 @@ async fn gated_pods_get_what_rules_say() {
         serde_json::to_string(&pods.items[0].spec.as_ref().unwrap().tolerations).unwrap();
     assert!(tolerations.contains("\"gpu\""), "{tolerations}");
 }
+
+/// A rule requires nodes for which the image does not exist: the pod waits behind the gate, and is
+/// told the name of the rule.
+#[tokio::test]
+async fn a_rule_that_contradicts_the_images_is_named() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let rules = "rules:\n- {name: arm-only, pods: app=web, nodes: [kubernetes.io/arch=arm64]}\n";
+    let archaware = Controller::start_with_webhook(&cluster, rules, "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    for (name, image) in [("torn", "amd64"), ("fine", "multi")] {
+        let mut pod = pod(name, pod_spec(&[cluster.image(image)]), json!({}));
+        pod["metadata"]["labels"] = json!({"app": "web"});
+        cluster.create::<Pod>(pod).await;
+    }
+    assert_eq!(cluster.wait_until_bound("fine").await, "arm64");
+    let note = cluster.wait_for_event("torn", "NoCommonArchitecture").await;
+    for part in ["rule arm-only", "kubernetes.io/arch in (arm64)", "amd64"] {
+        assert!(note.contains(part), "{note}");
+    }
+    assert!(!note.contains("node selector"), "{note}");
+    let waiting = cluster.pods().get("torn").await.unwrap();
+    let gates = waiting.spec.unwrap().scheduling_gates.unwrap_or_default();
+    assert_eq!(gates.len(), 1);
+    let explained = explain::explained(&cluster, &["pod/torn"]);
+    let conclusion = explained["conclusion"].as_str().unwrap();
+    assert!(conclusion.contains("rule arm-only"), "{conclusion}");
+    let advice = explained["advice"].to_string();
+    assert!(advice.contains("Change the rule arm-only"), "{advice}");
+    assert_eq!(archaware.stop().await, 0);
+}

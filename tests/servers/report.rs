@@ -1,6 +1,7 @@
 //! `archaware report` without a cluster: in a pipeline, for many workloads, and its page in a real
 //! browser.
 
+mod page;
 mod readers;
 mod unread;
 

@@ -127,7 +127,7 @@ fn blockers(summary: &Summary) -> String {
     let rows: String = summary.blockers.iter().map(row).collect();
     format!(
         "<h2>Images that keep workloads from {}</h2>\n<p>Only this, CPU and memory: workloads that only this image keeps from the architecture.</p>\n\
-         <div class=\"scroll\"><table class=\"blockers\"><thead><tr><th>Image</th><th>Exists for</th><th class=\"number\">Workloads</th>\
+         <div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Images to build\"><table class=\"blockers\"><thead><tr><th>Image</th><th>Exists for</th><th class=\"number\">Workloads</th>\
          <th class=\"number\">Only this</th><th class=\"number\">CPU</th><th class=\"number\">Memory</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n",
         escape(&summary.architecture)
     )
@@ -197,11 +197,11 @@ fn workloads(report: &Report) -> String {
         header("Blocked by", ""),
     ];
     format!(
-        "<section>\n<h2>Workloads <span id=\"count\"></span></h2>\n\
+        "<section>\n<h2>Workloads <span id=\"count\" role=\"status\" aria-live=\"polite\"></span></h2>\n\
          <div class=\"controls\"><label>Search (press /)<input id=\"search\" type=\"search\" placeholder=\"namespace, name, image\"></label>\n\
          <label>Show<select id=\"answer\"><option value=\"\">all</option><option value=\"yes\">can run</option>\
          <option value=\"no\">cannot run</option><option value=\"unknown\">not known</option><option value=\"misplaced\">on the wrong architecture</option></select></label></div>\n\
-         <div class=\"scroll\"><table id=\"workloads\"><thead><tr>{}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n</section>\n",
+         <div class=\"scroll tall\" tabindex=\"0\" role=\"region\" aria-label=\"Workloads\"><table id=\"workloads\"><thead><tr>{}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n</section>\n",
         head.concat()
     )
 }
@@ -281,7 +281,7 @@ fn misplaced(report: &Report) -> String {
         return String::new();
     }
     format!(
-        "<section>\n<h2>Pods on the wrong architecture</h2>\n<div class=\"scroll\"><table id=\"misplaced\"><thead><tr>\
+        "<section>\n<h2>Pods on the wrong architecture</h2>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Pods on the wrong architecture\"><table id=\"misplaced\"><thead><tr>\
          <th>Pod</th><th>Node</th><th>Images that do not run there</th><th>Failure</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n</section>\n"
     )
 }
@@ -304,7 +304,7 @@ fn failed(report: &Report) -> String {
         return String::new();
     }
     format!(
-        "<section>\n<h2>Images that could not be checked</h2>\n<div class=\"scroll\"><table id=\"failed\"><thead><tr><th>Image</th><th>Why</th></tr></thead>\n\
+        "<section>\n<h2>Images that could not be checked</h2>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Images that could not be checked\"><table id=\"failed\"><thead><tr><th>Image</th><th>Why</th></tr></thead>\n\
          <tbody>\n{rows}</tbody></table></div>\n</section>\n"
     )
 }

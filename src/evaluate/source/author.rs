@@ -4,12 +4,20 @@ use futures::future::BoxFuture;
 
 use crate::{
     evaluate::{AuthorPod, Conflict, Evaluator, Notice, Verdict},
-    placement::Decision,
+    placement::{
+        Decision,
+        affinity::on_architecture,
+        change::AffinityAccess,
+        demand::{Demands, Source},
+        node_set::NodeSet,
+    },
+    platform::Architectures,
 };
 
 use super::{DemandSource, Evaluating};
 
-/// Compares the selection of the author with the architectures of the images, and makes no demand.
+/// Compares the selection of the author, and the nodes of rules, with the architectures of the
+/// images, and makes no demand.
 /// If no selected node runs the images, the pod has a conflict, also before all images are known:
 /// an autoscaler would make nodes that the author selects, and their taint would keep the pod away.
 /// If no taint keeps the pod away, the author's selection stands, and a notice reports it.
@@ -29,6 +37,14 @@ impl DemandSource for AuthorSource {
         else {
             return None;
         };
+        // A rule adds affinity, which an existing pod without a gate cannot get any more.
+        let rule = ruled_out(&pod.evaluation.demands, set);
+        if let Some(conflict) = rule.filter(|_| subject.affinity_access() != AffinityAccess::Closed)
+        {
+            pod.evaluation.conflict = Some(conflict);
+            pod.evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
+            return None;
+        }
         if !subject.spec.author_nodes().excludes_all(set) {
             return None;
         }
@@ -51,4 +67,20 @@ impl DemandSource for AuthorSource {
         pod.evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
         None
     }
+}
+
+/// The conflict with a rule that requires nodes of other architectures only.
+fn ruled_out(demands: &Demands, set: &Architectures) -> Option<Conflict> {
+    let nodes = NodeSet::all_of([on_architecture(set.names())]);
+    demands.of_rules().find_map(|demand| {
+        let Source::Rule(rule) = &demand.source else {
+            return None;
+        };
+        let why = demand.require.disjoint(&nodes)?;
+        Some(Conflict::Ruled {
+            rule: rule.clone(),
+            why,
+            sets: [set.clone(), Architectures::default()],
+        })
+    })
 }

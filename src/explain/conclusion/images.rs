@@ -96,6 +96,9 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     let why = evaluation.explain_no_common_architecture(facts.policy);
     let advice = match &evaluation.conflict {
         Some(Conflict::Excluded(_)) => excluded(facts),
+        Some(Conflict::Ruled { rule, .. }) => format!(
+            "Change the rule {rule} in the configuration, exempt the pod from it, or build the images for its nodes."
+        ),
         Some(Conflict::Outdated(_)) => {
             let advice = "Delete the pod: archaware decides about its replacement.";
             return Conclusion::new(capitalised(&why), replace(facts, advice));

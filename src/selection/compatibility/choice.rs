@@ -63,9 +63,19 @@ pub enum NoChoice<'a> {
 pub struct PassedOver {
     /// The image or group of the entry.
     pub tag: String,
-    /// Each failed rule (by name, or by its position from 1), architecture or `matchFields`, with
-    /// the number of nodes where it fails. Empty if the weight is negative.
-    pub failed: Vec<(String, usize)>,
+    /// What failed. Empty if the weight is negative.
+    pub failed: Vec<FailedRule>,
+}
+
+/// A rule that some nodes do not satisfy, or another reason against an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FailedRule {
+    /// The rule by its name, or by its position from 1; the architecture; or `matchFields`.
+    pub name: String,
+    /// The number of nodes where it fails.
+    pub nodes: usize,
+    /// The first condition that fails on one of these nodes, and what the node has.
+    pub example: Option<String>,
 }
 
 /// An entry of a document, and its result.
@@ -97,7 +107,7 @@ pub enum CandidateOutcome {
     NotPreferred,
     /// No node satisfies the entry, or its weight is negative: the content of
     /// [`PassedOver::failed`].
-    PassedOver(Vec<(String, usize)>),
+    PassedOver(Vec<FailedRule>),
     /// A model selected the entry for the nodes with this label.
     ChosenByModel {
         /// Key of the label.
@@ -219,7 +229,12 @@ impl PassedOver {
                 let name = name.map_or_else(|| format!("rule {}", index + 1), Clone::clone);
                 let invalid = rule.invalid.as_ref();
                 let name = invalid.map_or(name.clone(), |why| format!("{name} ({why})"));
-                (name, *failing)
+                let mut groups = groups.iter().filter(|_| *failing > 0);
+                FailedRule {
+                    name,
+                    nodes: *failing,
+                    example: groups.find_map(|group| rule.failure(group.facts)),
+                }
             })
             .collect();
         let excluded =
@@ -232,10 +247,14 @@ impl PassedOver {
                     ImageFit::NotOnAllNamed,
                 ),
             ] {
-                failed.push((name.to_owned(), excluded(why)));
+                failed.push(FailedRule {
+                    name: name.to_owned(),
+                    nodes: excluded(why),
+                    example: None,
+                });
             }
         }
-        failed.retain(|(_, count)| *count > 0);
+        failed.retain(|failed| failed.nodes > 0);
         Self {
             tag: brief(&entry.tag, MAX_TAG),
             failed,

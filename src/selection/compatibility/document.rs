@@ -231,7 +231,8 @@ impl CompatibilityDocument {
         candidates
     }
 
-    pub(super) fn lacks_image(&self, entry: &Compatibility) -> bool {
+    /// Whether an entry of a list of images names none.
+    pub fn lacks_image(&self, entry: &Compatibility) -> bool {
         self.keys == RuleKeys::Labels && entry.tag.is_empty()
     }
 

@@ -15,12 +15,12 @@ use regex::bytes::{Regex, RegexBuilder};
 use crate::{
     names::{is_label_value, is_qualified_name},
     placement::requirement::{Operator, Requirement},
-    text::brief,
+    text::{brief, brief_list},
 };
 
 use super::{
     Fact, RuleKeys,
-    limits::{COST_OF_PATTERN, MAX_PATTERN, MAX_TEXT},
+    limits::{COST_OF_PATTERN, MAX_PATTERN, MAX_TEXT, MAX_VALUES},
     version::Version,
 };
 
@@ -128,6 +128,42 @@ impl Expression {
             "IsFalse" if is_nfd => without_values("IsFalse", Test::Is("false"))?,
             other => return Err(InvalidExpression::Operator(brief(other, MAX_TEXT))),
         }))
+    }
+
+    /// The operator and its values, for messages: `in (a, b)`.
+    pub(super) fn describe(&self) -> String {
+        let between = |from: Option<String>, to: Option<String>| {
+            let bounds = [from, to].into_iter().flatten();
+            bounds.collect::<Vec<_>>().join(" and ")
+        };
+        match &self.0 {
+            Test::Always => "always holds".to_owned(),
+            Test::Exists => "exists".to_owned(),
+            Test::DoesNotExist => "does not exist".to_owned(),
+            Test::In(values) => format!("in ({})", say_values(values)),
+            Test::NotIn { values, .. } => format!("not in ({})", say_values(values)),
+            Test::InRegexp(patterns) => {
+                let patterns = patterns.iter().map(Regex::as_str);
+                format!("matches one of ({})", say_values(patterns))
+            }
+            Test::Between(from, to) => between(
+                from.map(|above| format!("> {above}")),
+                to.map(|below| format!("< {below}")),
+            ),
+            Test::Versions(from, to) => between(
+                match from {
+                    Bound::Included(first) => Some(format!(">= {first}")),
+                    Bound::Excluded(above) => Some(format!("> {above}")),
+                    Bound::Unbounded => None,
+                },
+                match to {
+                    Bound::Included(last) => Some(format!("<= {last}")),
+                    Bound::Excluded(below) => Some(format!("< {below}")),
+                    Bound::Unbounded => None,
+                },
+            ),
+            Test::Is(text) => format!("is {text}"),
+        }
     }
 
     /// The expression as requirements of node affinity on the label `key`, `ANDed`; `None` if no
@@ -291,6 +327,14 @@ fn parsed<T: FromStr>(
         Bound::Excluded(text) => Bound::Excluded(parse(text)?),
         Bound::Unbounded => Bound::Unbounded,
     })
+}
+
+/// For example `a, b and 3 more`.
+fn say_values<T: AsRef<str>>(values: impl IntoIterator<Item = T>) -> String {
+    let values = values
+        .into_iter()
+        .map(|value| brief(value.as_ref(), MAX_TEXT));
+    brief_list(values, ", ", MAX_VALUES)
 }
 
 /// Converts the bounds to exclusive bounds, because node affinity has only `Gt` and `Lt`.

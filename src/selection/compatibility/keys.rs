@@ -57,6 +57,11 @@ pub(super) enum Elements {
 }
 
 impl FeatureKeys {
+    /// Whether a rule names a feature. Conditions of lists of images have none.
+    pub fn names_any(&self) -> bool {
+        self.0.keys().any(|feature| !feature.is_empty())
+    }
+
     /// Whether the rules read no features.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -26,6 +26,8 @@ pub(super) const MEMORY_OF_PATTERN: usize = 4 * MAX_PATTERN;
 pub(crate) const MAX_MEMORY: usize = 16 * 1024 * 1024;
 /// Maximum characters of a text of a document in a message, and of a message about a document.
 pub(super) const MAX_TEXT: usize = 64;
+/// Maximum number of values of an expression in a message.
+pub(super) const MAX_VALUES: usize = 4;
 const MAX_MESSAGE: usize = 256;
 /// Maximum characters of a tag in a message. A tag may be an image reference.
 pub(super) const MAX_TAG: usize = 256;

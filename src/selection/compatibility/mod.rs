@@ -6,6 +6,7 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod failure;
 mod fits;
 mod format;
 mod keys;
@@ -19,7 +20,8 @@ mod version;
 mod work;
 
 pub use choice::{
-    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, PassedOver, Runs, SelectedNodes,
+    Candidate, CandidateOutcome, Choice, FailedRule, Fit, ImageFit, NoChoice, PassedOver, Runs,
+    SelectedNodes,
 };
 pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};

@@ -2,7 +2,7 @@
 //! `NewVersion` of `Masterminds/semver`, which also accepts `5.15`. It ignores the pre-release, so
 //! that the kernel `6.1.0-18-amd64` is `6.1.0`.
 
-use std::{num::ParseIntError, str::FromStr};
+use std::{fmt, num::ParseIntError, str::FromStr};
 
 /// Major, minor and patch version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +15,13 @@ pub(super) struct InvalidVersion;
 impl From<ParseIntError> for InvalidVersion {
     fn from(_: ParseIntError) -> Self {
         Self
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [major, minor, patch] = self.0;
+        write!(f, "{major}.{minor}.{patch}")
     }
 }
 

@@ -46,7 +46,11 @@ async fn explain_shows_the_candidates() {
             false,
             "fits, but an earlier entry or an entry of a higher weight also fits",
         ),
-        ("gpu", false, "rule 1 fails on 3 nodes"),
+        (
+            "gpu",
+            false,
+            "rule 1 fails on 3 nodes (example.com/gpu > 1, but it is missing)",
+        ),
         ("fast", true, "selected"),
     ];
     let candidates =

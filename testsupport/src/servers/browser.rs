@@ -132,6 +132,19 @@ impl Browser {
         .await;
     }
 
+    /// The page as PDF, on the paper that it asks for.
+    pub async fn print(&self) -> Vec<u8> {
+        let pdf = self.send(Method::POST, "print", Some(json!({}))).await;
+        let engine = base64::engine::general_purpose::STANDARD;
+        engine.decode(pdf.as_str().unwrap()).unwrap()
+    }
+
+    /// Changes the size of the window, in pixels.
+    pub async fn resize(&self, width: u32, height: u32) {
+        let size = json!({"width": width, "height": height});
+        self.send(Method::POST, "window/rect", Some(size)).await;
+    }
+
     /// A screenshot of the window, as PNG.
     pub async fn screenshot(&self) -> Vec<u8> {
         let image = self.send(Method::GET, "screenshot", None).await;

@@ -11,7 +11,7 @@ const headers = Array.from(table.tHead.rows[0].cells);
 const texts = rows.map((row) => `${row.textContent} ${row.dataset.images}`.toLowerCase());
 
 // The state is in the address, so that a view can be sent around.
-const state = new URLSearchParams(location.hash.slice(1));
+let state = new URLSearchParams();
 const remember = () => {
   for (const [key, value] of Array.from(state)) if (!value) state.delete(key);
   history.replaceState(null, "", state.size ? "#" + state : location.pathname + location.search);
@@ -67,13 +67,32 @@ document.getElementById("theme").addEventListener("click", () => {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
+  store((storage) => storage.setItem(THEME, root.dataset.theme));
 });
 
-search.value = state.get("q") ?? "";
-answer.value = state.get("show") ?? "";
-const sorted = state.get("sort");
-if (sorted !== null) {
-  const column = Math.abs(parseInt(sorted, 10));
-  if (headers[column]?.querySelector("button")) sort(column, sorted.startsWith("-"));
+// Storage may be forbidden, for example for files: the choice then lasts as long as the page.
+const THEME = "archaware-theme";
+function store(use) {
+  try {
+    return use(localStorage);
+  } catch {
+    return null;
+  }
 }
-filter();
+const theme = store((storage) => storage.getItem(THEME));
+if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+
+// Shows the view of the address, also when a link within the page changes it.
+function show() {
+  state = new URLSearchParams(location.hash.slice(1));
+  search.value = state.get("q") ?? "";
+  answer.value = state.get("show") ?? "";
+  const sorted = state.get("sort");
+  if (sorted !== null) {
+    const column = Math.abs(parseInt(sorted, 10));
+    if (headers[column]?.querySelector("button")) sort(column, sorted.startsWith("-"));
+  }
+  filter();
+}
+window.addEventListener("hashchange", show);
+show();

@@ -105,7 +105,11 @@ fn what_fits_nowhere_is_explained() {
         tag: tag.to_owned(),
         failed: failed
             .iter()
-            .map(|(name, count)| ((*name).to_owned(), *count))
+            .map(|(name, nodes)| FailedRule {
+                name: (*name).to_owned(),
+                nodes: *nodes,
+                example: (*name == "rule 1").then(|| format!("{tag} exists, but it is missing")),
+            })
             .collect(),
     };
     let why = |document: &CompatibilityDocument, runs: &(dyn Fn(&str) -> bool + Sync)| {
