@@ -108,10 +108,10 @@ fn foreign_gate(pod: Option<&ExistingPod>) -> Option<Conclusion> {
     Some(Conclusion::new(sentence, []))
 }
 
-/// The advice to have a pod replaced. `replaced`: for a pod whose controller makes another one
-/// anywhere. `None` where archaware is not installed, because the replacement would be placed in
-/// the same way.
-fn replace(facts: &Facts<'_>, replaced: &str) -> Option<String> {
+/// The advice for the replacement of a pod. `by_controller`: the advice if a controller makes a
+/// new pod on any node. `None` where archaware is not installed, because the new pod would be
+/// placed in the same way.
+fn replace(facts: &Facts<'_>, by_controller: &str) -> Option<String> {
     if facts.is_installed == Some(false) {
         return None;
     }
@@ -119,7 +119,7 @@ fn replace(facts: &Facts<'_>, replaced: &str) -> Option<String> {
     Some(match controller.map(|owner| owner.kind.as_str()) {
         None => "No controller replaces the pod: delete it and create it again, so that archaware places it.".to_owned(),
         Some("DaemonSet") => "Its DaemonSet would make another pod on the same node: let node affinity in the template of the DaemonSet exclude such nodes.".to_owned(),
-        Some(_) => replaced.to_owned(),
+        Some(_) => by_controller.to_owned(),
     })
 }
 

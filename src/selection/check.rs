@@ -44,7 +44,7 @@ pub struct NodeResult {
 pub struct EntryResult {
     /// Its image or group.
     pub tag: String,
-    /// Its weight.
+    /// The weight in the document.
     pub weight: i64,
     /// Whether it is chosen for the node.
     pub chosen: bool,

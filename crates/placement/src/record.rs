@@ -133,9 +133,10 @@ pub fn undo(
     undo
 }
 
-/// The replaced images with their current names: another webhook may have changed a name after
-/// archaware, e.g. to that of a mirror. Leaves out images of containers for which the pod does not
-/// request a selection, because anybody may write a record. `containers`: names and images.
+/// The replaced images with their current names: another webhook may have changed the host and the
+/// repository after archaware, e.g. to those of a mirror. Anybody may write a record, so it counts
+/// only for containers for which the pod requests a selection, and only if the current image is the
+/// recorded choice by its tag or digest. `containers`: names and images.
 pub fn undo_images<'a>(
     added: &PodChange,
     annotations: &BTreeMap<String, String>,
@@ -151,12 +152,28 @@ pub fn undo_images<'a>(
         let mut current_containers = containers.clone();
         let (_, image) = current_containers.find(|(name, _)| *name == change.container)?;
         let is_replaced = image != change.from || change.from == change.to;
-        (is_replaced && requests_selection(&change.container)).then(|| ImageChange {
-            to: image.to_owned(),
-            ..change.clone()
-        })
+        (is_replaced && is_chosen(image, &change.to) && requests_selection(&change.container)).then(
+            || ImageChange {
+                to: image.to_owned(),
+                ..change.clone()
+            },
+        )
     };
     added.images.iter().filter_map(now).collect()
+}
+
+/// Whether an image is the chosen image, perhaps from a mirror or with a digest in addition.
+fn is_chosen(image: &str, chosen: &str) -> bool {
+    let rest = version(image).strip_prefix(version(chosen));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('@'))
+}
+
+/// The tag with its colon, the digest with its at sign, or both; empty without both.
+fn version(image: &str) -> &str {
+    let name = image.rsplit('/').next().unwrap_or(image);
+    name.find([':', '@'])
+        .and_then(|at| name.get(at..))
+        .unwrap_or_default()
 }
 
 impl FoundAdditions {
@@ -429,13 +446,21 @@ mod tests {
             image("reverted", "a", b),
             image("gone", "a", b),
             image("best", "a", "a"),
+            image("pinned", "a", b),
+            image("another", "a", b),
+            image("newer", "a", b),
             image("not-asked", "a", b),
         ]);
+        let pinned = "mirror/b:1@sha256:0";
         let now = [
             ("same", b),
             ("mirrored", "mirror/b:1"),
             ("reverted", "a"),
             ("best", "a"),
+            ("pinned", pinned),
+            // Not the choice that is recorded: the record is forged, or the author changed it.
+            ("another", "reg/b:2"),
+            ("newer", "reg/b:1.1"),
             ("not-asked", b),
         ];
         let requests_selection = |container: &str| {
@@ -444,7 +469,7 @@ mod tests {
                 "doc".to_owned(),
             )
         };
-        let asking = now[..4]
+        let asking = now[..7]
             .iter()
             .map(|(container, _)| requests_selection(container))
             .collect();
@@ -453,6 +478,7 @@ mod tests {
             image("same", "a", b),
             image("mirrored", "a", "mirror/b:1"),
             image("best", "a", "a"),
+            image("pinned", "a", pinned),
         ];
         assert_eq!(undone, expected);
         // A request in the form of ocifit-k8s names images, so it applies to every container.

@@ -168,7 +168,7 @@ impl Inspector {
             let nodes = self.nodes.iter();
             let selected = nodes.filter(|(name, node)| author.selects(&node.labels, name));
             let selected: Vec<_> = selected.map(|(_, node)| &node.architecture).collect();
-            // A label that every node has says nothing about nodes that are added.
+            // Nodes that are added later may have the label, too, if every node has it.
             let selects_all = selected.len() == self.nodes.len();
             if !may_pin || selected.is_empty() || (selects_all && !names_pool) {
                 return None;
@@ -259,7 +259,7 @@ impl Inspector {
     }
 }
 
-/// Labels by which one pool of nodes, one type of machine or one node is selected.
+/// Labels that select a single pool of nodes, a single type of machine or a single node.
 const ONE_POOL_KEYS: [&str; 7] = [
     "eks.amazonaws.com/nodegroup",
     "karpenter.sh/nodepool",

@@ -37,7 +37,7 @@ pub(super) fn print(
     text + &unread(report, fails_unread) + "</testsuites>\n"
 }
 
-/// A suite of what could not be read for lack of a permission.
+/// A suite with a test case for each missing permission.
 fn unread(report: &Report, is_failure: bool) -> String {
     let permissions = report.missing_permissions.iter();
     let permissions = permissions.map(|permission| format!("permission to {permission}"));
