@@ -98,6 +98,7 @@ impl AdmissionParts {
             self.namespaces,
             background.clone(),
             stop.clone(),
+            admissions.clone(),
             self.metrics.panics.clone(),
         );
         let server = Server {

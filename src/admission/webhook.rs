@@ -18,7 +18,7 @@ use crate::{
         OnNoCommonArchitecture, OnNoMatch,
     },
     evaluate::{Evaluation, Evaluator, Notice, Verdict, template::Template},
-    metrics::Panics,
+    metrics::{AdmissionMetrics, Panics},
     placement::{Decision, MAX_LIST, PlacementPolicy, change::PodChange, mode, node},
     plan, tasks,
 };
@@ -78,6 +78,7 @@ pub(super) struct Webhook {
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    metrics: AdmissionMetrics,
     panics: Panics,
 }
 
@@ -97,8 +98,11 @@ impl Webhook {
         namespaces: Namespaces,
         tasks: TaskTracker,
         stop: CancellationToken,
+        metrics: AdmissionMetrics,
         panics: Panics,
     ) -> Self {
+        let rules = evaluator.config.rules.iter();
+        metrics.begin_rules(rules.map(|rule| rule.name.as_str()));
         Self {
             nodes: node::TaintPolicy::from(&*evaluator.config),
             background: Arc::new(Semaphore::new(MAX_BACKGROUND_EVALUATIONS)),
@@ -106,6 +110,7 @@ impl Webhook {
             namespaces,
             tasks,
             stop,
+            metrics,
             panics,
         }
     }
@@ -152,6 +157,11 @@ impl Webhook {
             })
             .await
         };
+        // A repeated call for the same pod finds the additions of the first.
+        let left_out = evaluation.iter().flat_map(Evaluation::left_out_rules);
+        for rule in left_out.filter(|_| review.recorded.is_empty()) {
+            self.metrics.rule_left_out(&rule.name);
+        }
         let mut answer = AdmissionResponse::default();
         let policy = &self.evaluator.policy;
         let notices = evaluation

@@ -74,6 +74,7 @@ pub struct AdmissionMetrics {
     /// Without a sample while this process does not lead.
     registered: Family<super::Labels<0>, Gauge>,
     last_asked: Gauge,
+    rules_left_out: Family<[(&'static str, String); 1], Counter>,
 }
 
 /// Panics that ended one reconcile or one admission request, by place.
@@ -115,6 +116,7 @@ impl Default for AdmissionMetrics {
             connections_refused: Counter::default(),
             registered: Family::default(),
             last_asked: Gauge::default(),
+            rules_left_out: Family::default(),
         }
     }
 }
@@ -146,6 +148,28 @@ impl AdmissionMetrics {
             "When the API server asked this replica last, in seconds since 1970; 0 if never",
             self.last_asked,
         );
+        registry.register(
+            "rules_left_out",
+            "New pods for which a rule of the configuration was left out, by rule",
+            self.rules_left_out,
+        );
+    }
+
+    /// Creates the series of the configured rules, because Prometheus sees no increase when a
+    /// counter appears with its first count.
+    pub fn begin_rules<'a>(&self, rules: impl IntoIterator<Item = &'a str>) {
+        for rule in rules {
+            drop(
+                self.rules_left_out
+                    .get_or_create(&[("rule", rule.to_owned())]),
+            );
+        }
+    }
+
+    /// Counts a rule that was left out for a new pod. The configuration limits the rules.
+    pub fn rule_left_out(&self, rule: &str) {
+        let labels = [("rule", rule.to_owned())];
+        self.rules_left_out.get_or_create(&labels).inc();
     }
 
     /// Creates, before the first request, the series that an alert queries.

@@ -53,7 +53,7 @@ fn labelled(
 async fn pods_land_where_rules_say() {
     let cluster = TestCluster::take().await;
     create_nodes(&cluster).await;
-    let _archaware = Controller::start_with_webhook(&cluster, RULES, "onMiss: gate").await;
+    let archaware = Controller::start_with_webhook(&cluster, RULES, "onMiss: gate").await;
     let training = json!({"app": "training"});
     let pools = json!({"example.com/pool": "x"});
     let in_zone_a = |spec: &mut Value| spec["nodeSelector"] = json!({"zone": "a"});
@@ -87,6 +87,11 @@ async fn pods_land_where_rules_say() {
     assert!(!affinity.contains("a100"), "{affinity}");
     let told = cluster.wait_for_event("elsewhere", "RuleLeftOut").await;
     assert!(told.contains("rule gpu is left out"), "{told}");
+    for (rule, count) in [("gpu", 1.0), ("pools", 0.0)] {
+        let metric = format!("archaware_rules_left_out_total{{rule=\"{rule}\"}}");
+        let found = archaware.metric(&metric).await;
+        assert!((found - count).abs() < 0.5, "{rule}: {found}");
+    }
     let config = cluster.dir().join("rules.yaml");
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
     std::fs::write(&config, format!("{head}{RULES}")).unwrap();
