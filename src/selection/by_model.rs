@@ -2,9 +2,13 @@
 
 use tokio::time::timeout_at;
 
-use crate::placement::{
-    node_set::NodeSet,
-    requirement::{Operator, Requirement},
+use crate::{
+    placement::{
+        annotation::OCIFIT_PREFIX,
+        node_set::NodeSet,
+        requirement::{Operator, Requirement},
+    },
+    text::{brief, brief_list},
 };
 
 use super::{
@@ -16,6 +20,10 @@ use super::{
     landing::{Chosen, Pod, Unselected},
     problem::SelectionProblem,
 };
+
+/// Maximum characters of a model's name in a message, and maximum number of names.
+const MAX_NAME: usize = 64;
+const MAX_NAMES: usize = 8;
 
 impl Selecting<'_> {
     /// Lets a model choose. Also returns the result for each image of the model.
@@ -39,7 +47,21 @@ impl Selecting<'_> {
             None => models.next().filter(|_| document.models.len() == 1),
         };
         let model = model.ok_or_else(|| {
-            because("the annotation oci.image.compatibilities.selection/model has to name one of its models".to_owned())
+            let names = document
+                .models
+                .iter()
+                .map(|model| brief(&model.tag, MAX_NAME));
+            let names = brief_list(names, ", ", MAX_NAMES);
+            let annotation = format!("{OCIFIT_PREFIX}model");
+            because(match &selection.model {
+                Some(name) => format!(
+                    "it has no model {:?}, which the annotation {annotation} names, only {names}",
+                    brief(name, MAX_NAME)
+                ),
+                None => {
+                    format!("the annotation {annotation} has to name one of its models: {names}")
+                }
+            })
         })?;
         let predictor = self.parts.predictor.as_ref();
         let predictor =

@@ -67,7 +67,8 @@ impl fmt::Display for SelectionProblem {
             Self::NoMatch(no_match) => no_match.fmt(f),
             Self::NotSelectable { container, image } => write!(
                 f,
-                "container {container} keeps its image: no labels distinguish the nodes that {image} fits from other nodes"
+                "container {container} keeps its image: node affinity cannot select the nodes that {image} fits: no labels distinguish them, or it would need more than 16 terms, \
+                 128 requirements or 64 values of a label"
             ),
             Self::Model {
                 container,
@@ -87,8 +88,8 @@ impl fmt::Display for SelectionProblem {
             ),
             Self::Created(container) => write!(
                 f,
-                "container {container} keeps its image: when the pod was created, the webhook did not answer, or no image fitted a \
-                 node; recreate the pod"
+                "container {container} keeps its image: when the pod was created, the webhook did not answer, or it warned that the \
+                 document cannot be read or that no image fits a node; recreate the pod to see the warning"
             ),
         }
     }

@@ -165,12 +165,15 @@ impl Inspector {
             let names_pool = keys.any(|key| ONE_POOL_KEYS.contains(&key));
             let mut keys = author.label_keys();
             let may_pin = keys.any(|key| !ANY_POOL_KEYS.contains(&key) && !LABELS.contains(&key));
+            if !may_pin {
+                return None;
+            }
             let nodes = self.nodes.iter();
             let selected = nodes.filter(|(name, node)| author.selects(&node.labels, name));
             let selected: Vec<_> = selected.map(|(_, node)| &node.architecture).collect();
             // Nodes that are added later may have the label, too, if every node has it.
             let selects_all = selected.len() == self.nodes.len();
-            if !may_pin || selected.is_empty() || (selects_all && !names_pool) {
+            if selected.is_empty() || (selects_all && !names_pool) {
                 return None;
             }
             architectures.extend(selected.into_iter().cloned());
