@@ -10,7 +10,7 @@ use super::{Cli, cluster::NAME};
 const PLUGIN: &str = "kubectl-archaware";
 
 /// Two examples for each command.
-const EXAMPLES: [(&str, [(&str, &str); 2]); 10] = [
+const EXAMPLES: [(&str, [(&str, &str); 2]); 11] = [
     (
         "run",
         [
@@ -71,6 +71,19 @@ const EXAMPLES: [(&str, [(&str, &str); 2]); 10] = [
             (
                 "inspect --trace registry.example/app:1",
                 "each request that it takes",
+            ),
+        ],
+    ),
+    (
+        "selection",
+        [
+            (
+                "selection check solver.json --node example.com/memory=64",
+                "the entry that is chosen for a node with this label",
+            ),
+            (
+                "selection check solver.json --nodes nodes.json",
+                "the same for all nodes: kubectl get nodes -o json > nodes.json",
             ),
         ],
     ),

@@ -158,7 +158,7 @@ mod tests {
             .iter()
             .map(|block| parse("page", block.split("```").next().unwrap()).unwrap())
             .collect();
-        let [noe, tolerable, multiarcher, all] = configs.as_slice() else {
+        let [noe, tolerable, multiarcher, all, ocifit] = configs.as_slice() else {
             panic!("{} configurations", configs.len());
         };
         let tolerations = |config: &Config, images: &str| {
@@ -199,5 +199,9 @@ mod tests {
             by_rules(all, &[]).tolerations().collect::<Vec<_>>(),
             [&own_toleration]
         );
+
+        // ocifit-k8s: a pod for which no image fits is refused.
+        assert_eq!(ocifit.selection.on_no_match, crate::config::OnNoMatch::Deny);
+        assert!(ocifit.admission.enabled);
     }
 }

@@ -120,7 +120,7 @@ fn cluster() -> ScriptedApi {
     api.put(
         NODE,
         json!({
-            "metadata": { "name": "a", "uid": "node" },
+            "metadata": { "name": "a", "uid": "node", "labels": { "kubernetes.io/arch": "arm64" } },
             "spec": {},
             "status": { "nodeInfo": { "architecture": "arm64" } },
         }),

@@ -261,7 +261,8 @@ async fn a_pod_that_waits_is_said_to_wait() {
 async fn the_end_comes_while_bound_pods_are_looked_at() {
     let api = cluster();
     for n in 0..30 {
-        let metadata = json!({ "name": format!("n{n}"), "uid": format!("n{n}") });
+        let labels = json!({ "kubernetes.io/arch": "arm64" });
+        let metadata = json!({ "name": format!("n{n}"), "uid": format!("n{n}"), "labels": labels });
         let info = json!({ "architecture": "arm64" });
         api.put(
             &format!("/api/v1/nodes/n{n}"),
