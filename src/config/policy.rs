@@ -200,7 +200,7 @@ mod tests {
             [&own_toleration]
         );
 
-        // ocifit-k8s: a pod for which no image fits is refused.
+        // ocifit-k8s refuses a pod if no image fits.
         assert_eq!(ocifit.selection.on_no_match, crate::config::OnNoMatch::Deny);
         assert!(ocifit.admission.enabled);
     }

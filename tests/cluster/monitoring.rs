@@ -79,7 +79,9 @@ fn scraped(text: &str) -> LabelsByMetric {
 #[tokio::test]
 async fn the_metrics_are_those_of_the_docs() {
     let cluster = TestCluster::take_with_node().await;
-    let config = format!("containerd: {{socket: {}}}\n", cluster.socket());
+    // Without rules no rule is left out.
+    let rules = "rules: [{name: gpu, pods: app=training, nodes: [gpu=yes]}]\n";
+    let config = format!("containerd: {{socket: {}}}\n{rules}", cluster.socket());
     let archaware = Controller::start_with_webhook(&cluster, &config, "").await;
     cluster.wait_until_tainted().await;
     cluster.create_pod("app", &["multi"]).await;

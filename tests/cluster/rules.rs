@@ -173,7 +173,11 @@ async fn a_rule_that_contradicts_the_images_is_named() {
     let waiting = cluster.pods().get("torn").await.unwrap();
     let gates = waiting.spec.unwrap().scheduling_gates.unwrap_or_default();
     assert_eq!(gates.len(), 1);
-    let explained = explain::explained(&cluster, &["pod/torn"]);
+    let config = cluster.dir().join("arm-only.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&config, format!("{head}{rules}")).unwrap();
+    let arguments = ["pod/torn", "--config", config.to_str().unwrap()];
+    let explained = explain::explained(&cluster, &arguments);
     let conclusion = explained["conclusion"].as_str().unwrap();
     assert!(conclusion.contains("rule arm-only"), "{conclusion}");
     let advice = explained["advice"].to_string();
